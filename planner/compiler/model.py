@@ -52,6 +52,7 @@ PassName = Literal[
     "scatter-initialization",
     "operand-reads",
     "ragged-dot-expander",
+    "masked-ragged-sums",
     "latency-hiding-scheduler",
     "live-ranges",
     "same-type-reuse",
@@ -92,12 +93,13 @@ PassName = Literal[
 class Evidence:
     """Where a behaviour was seen: in programs of which compiler release, for which chips; `source`: the file of XLA.
 
-    Several releases are separated by ", ".
+    Several releases are separated by ", ". `until` is the release from which on compilers behave otherwise.
     """
 
     release: str
     seen: str
     source: str = ""
+    until: str = ""
 
     @property
     def releases(self) -> tuple[str, ...]:

@@ -316,9 +316,7 @@ def _local_extents(
 def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mesh: Mesh) -> Work:
     graph, grouping, compiler = program.graph, program.grouping, program.compiler
     placement = grouping.placements[op.id]
-    flops = _flops(graph, grouping, op, strategies) * times_computed(
-        graph, op, expanded=compiler.runs("ragged-dot-expander")
-    )
+    flops = _flops(graph, grouping, op, strategies) * times_computed(graph, op, compiler)
     zero = np.zeros(len(strategies))
     trips = graph.regions[op.region].trips
     traffic = _traffic(program, op, strategies, mesh)

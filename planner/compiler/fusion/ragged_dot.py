@@ -1,24 +1,26 @@
 """Grouped products: what compilers make of ragged dots, whose rows or summed elements come in groups.
 
-XLA's TPU compiler multiplies every row with the weights of its own group. A sum over ragged elements (the gradient of the
-weights) it computes for every group over all elements, those of other groups masked on the way. Its compilers for other
-platforms put either down to one product: an operand stands once for every group, masked, and both do of a sum. Seen in
-programs of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
+XLA's TPU compiler multiplies every row with the weights of its own group, and since libtpu 0.0.50 sums over the elements of
+every group alone. Before, it computed such a sum (the gradient of the weights) for every group over all elements, those of
+other groups masked on the way. Its compilers for other platforms put either down to one product: an operand stands once for
+every group, masked, and both do of a sum. Seen in programs of libtpu 0.0.42 and 0.0.50 and of jaxlib 0.10.2 for H100.
 """
 
 from __future__ import annotations
 
 from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.model import CompilerModel
 from planner.program.graph import Graph, Op
 
 KIND = "ragged_dot_general"
 
 
-def times_computed(graph: Graph, op: Op, *, expanded: bool) -> float:
-    """How many times the flops of an op are computed: once for every group that is masked; `expanded`: to one product."""
-    if op.kind != KIND or not (expanded or _sums(op)):
+def times_computed(graph: Graph, op: Op, compiler: CompilerModel) -> float:
+    """How many times the flops of an op are computed: once for every group that is masked."""
+    if op.kind != KIND:
         return 1.0
-    return float(_groups(graph, op))
+    every_group = compiler.runs("ragged-dot-expander") or (compiler.runs("masked-ragged-sums") and _sums(op))
+    return float(_groups(graph, op)) if every_group else 1.0
 
 
 def masked(graph: Graph, op: Op) -> tuple[int, ...]:

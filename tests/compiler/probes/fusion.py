@@ -76,6 +76,10 @@ RAGGED = Program(
         Array(shape=(GROUPS,), dtype=jnp.int32),
     ),
 )
+RAGGED_SUM = Program(
+    fn=lambda x, w, sizes, made: jax.vjp(lambda w: lax.ragged_dot(x, w, sizes), w)[1](made)[0],
+    args=(*RAGGED.args, Array(shape=(TOKENS, WIDTH))),
+)
 ALL_GROUPS_FLOPS = 2 * GROUPS * TOKENS * WIDTH * WIDTH
 
 PROBES = (
@@ -235,5 +239,12 @@ PROBES = (
             seen=lambda found: found.flops == ALL_GROUPS_FLOPS,
         )
         for topology in ("h100:1", "cpu:1")
+    ),
+    Probe(
+        of="masked-ragged-sums",
+        topology="v5e:1x1",
+        programs=(RAGGED_SUM,),
+        shows="the gradient of the weights of a ragged dot multiplies every group over all rows",
+        seen=lambda found: found.flops == ALL_GROUPS_FLOPS,
     ),
 )
