@@ -53,6 +53,7 @@ PassName = Literal[
     "operand-reads",
     "ragged-dot-expander",
     "masked-ragged-sums",
+    "ragged-operand-layout",
     "latency-hiding-scheduler",
     "live-ranges",
     "same-type-reuse",
@@ -64,6 +65,7 @@ PassName = Literal[
     "complex-planes",
     "real-transforms",
     "masked-groups",
+    "separate-results",
     "memory-space-assignment",
     "cross-program-prefetch",
     "rematerialization",
@@ -93,12 +95,14 @@ PassName = Literal[
 class Evidence:
     """Where a behaviour was seen: in programs of which compiler release, for which chips; `source`: the file of XLA.
 
-    Several releases are separated by ", ". `until` is the release from which on compilers behave otherwise.
+    Several releases are separated by ", ". `since` is the release from which on compilers behave so where they did not
+    before, `until` the one from which on they do no longer.
     """
 
     release: str
     seen: str
     source: str = ""
+    since: str = ""
     until: str = ""
 
     @property

@@ -47,10 +47,12 @@ TPU = CompilerModel(
         buffers.COPY_INSERTION,
         buffers.WHILE_LOOP_FUSIBLE_SINKING,
         buffers.BUFFER_ASSIGNMENT,
+        buffers.SEPARATE_RESULTS,
         simplify.CSE,
         buffers.WIDENED_SIBLINGS,
         buffers.COMPLEX_PLANES,
         buffers.REAL_TRANSFORMS,
+        buffers.RAGGED_OPERAND_LAYOUT,
         simplify.LOOP_INVARIANT_CONVERTS,
         buffers.MEMORY_SPACE_ASSIGNMENT,
         buffers.CROSS_PROGRAM_PREFETCH,
@@ -157,10 +159,12 @@ def compiler_of(chip: Chip) -> CompilerModel:
     return _compiler(chip.platform, chip.name, chip.cores, sparse, installed_release(chip.platform))
 
 
-def has_ended(one: Pass, installed: str | None) -> bool:
-    """Whether a compiler has a pass no longer in its installed release, or in a new one where none is installed."""
-    until = one.evidence.until
-    return bool(until) and (installed is None or is_from(installed, until))
+def is_of(one: Pass, installed: str | None) -> bool:
+    """Whether a compiler has a pass in its installed release, or in a new one where none is installed."""
+    since, until = one.evidence.since, one.evidence.until
+    if installed is None:
+        return not until
+    return (not since or is_from(installed, since)) and not (until and is_from(installed, until))
 
 
 @lru_cache(maxsize=64)
@@ -173,7 +177,7 @@ def _compiler(
         (emission.FUSED_BROADCASTS, name in FUSED_BROADCASTS),
     )
     absent = [one for one, there in of_chips if not there]
-    passes = tuple(one for one in own.passes if one not in absent and not has_ended(one, installed))
+    passes = tuple(one for one in own.passes if one not in absent and is_of(one, installed))
     # Several cores share the result of a matmul, which then does not stay on the chip.
     return replace(own, passes=passes, products_in_vmem=cores == 1)
 

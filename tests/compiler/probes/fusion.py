@@ -80,6 +80,9 @@ RAGGED_SUM = Program(
     fn=lambda x, w, sizes, made: jax.vjp(lambda w: lax.ragged_dot(x, w, sizes), w)[1](made)[0],
     args=(*RAGGED.args, Array(shape=(TOKENS, WIDTH))),
 )
+RAGGED_ROWS = Program(
+    fn=lambda x, w, sizes, made: jax.vjp(lambda x: lax.ragged_dot(x, w, sizes), x)[1](made)[0], args=RAGGED_SUM.args
+)
 ALL_GROUPS_FLOPS = 2 * GROUPS * TOKENS * WIDTH * WIDTH
 
 PROBES = (

@@ -41,7 +41,8 @@ def _carried(caches: Any, query: Any, at: Any) -> Any:
 
 
 def _copied_in_its_loop(found: Compiled) -> bool:
-    words = f"bf16{dims_text(*CACHE[1:])}{{3,1,2,0:"
+    """As it is, or as a slice of one layer."""
+    words = (f"bf16{dims_text(*CACHE[1:])}{{3,1,2,0:", f"bf16{dims_text(1, *CACHE[1:])}{{4,2,3,1,0:")
     return any(one.shape.startswith(words) and found.holds(one, "copy") for one in found.kernels(found.bodies[0]))
 
 
@@ -89,7 +90,13 @@ PROBES = (
         ),
         shows="what a matmul makes is copied before a loop over chunks of it",
         seen=lambda found: any(
-            found.holds(one, "copy") and one.shape.startswith(f"bf16{dims_text(LENGTH // 64, BATCH, HEADS, 64, WIDTH)}")
+            found.holds(one, "copy")
+            and one.shape.startswith(
+                (
+                    f"bf16{dims_text(LENGTH // 64, BATCH, HEADS, 64, WIDTH)}",
+                    f"bf16{dims_text(BATCH, LENGTH // 64, 64, HEADS, WIDTH)}{{4,2,3,0,1:",
+                )
+            )
             for one in found.kernels()
         ),
     ),
