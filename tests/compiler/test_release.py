@@ -94,9 +94,7 @@ def test_a_later_release_is_from_another_by_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("release", "new"), [("0.0.42.1", False), ("0.0.48", False), ("0.0.50.1", True), ("0.0.61", True), (None, True)]
 )
-def test_a_compiler_has_the_passes_of_its_release(
-    installed: dict[str, str], release: str | None, new: bool
-) -> None:
+def test_a_compiler_has_the_passes_of_its_release(installed: dict[str, str], release: str | None, new: bool) -> None:
     installed |= {} if release is None else {"libtpu": release}
     assert compiler("v5e:2x4").runs("separate-results") is new
     assert compiler("v5e:2x4").runs("masked-ragged-sums") is not new

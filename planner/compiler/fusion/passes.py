@@ -184,7 +184,9 @@ MASKED_RAGGED_SUMS = Pass(
     phase="fusion",
     does="Computes a sum over ragged elements for every group over all elements, those of other groups masked.",
     evidence=Evidence(
-        release=TPU_RELEASE, seen="gradients of the weights of 8 groups of 16 thousand rows on v5e", until="libtpu 0.0.50"
+        release=TPU_RELEASE,
+        seen="gradients of the weights of 8 groups of 16 thousand rows on v5e",
+        until="libtpu 0.0.50",
     ),
 )
 

@@ -168,9 +168,7 @@ def is_of(one: Pass, installed: str | None) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _compiler(
-    platform: Platform, name: str, cores: int, by_sparse_cores: bool, installed: str | None
-) -> CompilerModel:
+def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool, installed: str | None) -> CompilerModel:
     own = COMPILERS[platform]
     of_chips = (
         (collectives.SPARSE_CORE_COLLECTIVES, by_sparse_cores),

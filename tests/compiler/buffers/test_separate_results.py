@@ -50,9 +50,7 @@ def _most(fn: Callable[..., Any], *, separate: bool, donated: tuple[int, ...] = 
         (_loop, 6, 6),  # the carry, a step, and the stack: what the last trip leaves is the carry
     ],
 )
-def test_a_result_is_allocated_beside_what_it_is_made_from(
-    fn: Callable[..., Any], shared: float, apart: float
-) -> None:
+def test_a_result_is_allocated_beside_what_it_is_made_from(fn: Callable[..., Any], shared: float, apart: float) -> None:
     assert _most(fn, separate=False) == shared
     assert _most(fn, separate=True) == apart
 

@@ -82,6 +82,7 @@ TYPES = tuple(
 SPECTRUM = Array(shape=(65536, 1024), dtype=jnp.complex64)
 SIGNAL_BYTES = 4 * 65536 * 1024
 
+
 def _result_at_the_end(x: Any, w: Any) -> Any:
     """A result that is made of nothing but the last sum of a chain, whose steps need two temporaries."""
     for _ in range(4):
