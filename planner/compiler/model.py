@@ -29,6 +29,7 @@ PassName = Literal[
     "row-major-lanes",
     "layout-assignment",
     "gather-table-layout",
+    "scattered-rows",
     "dot-operand-layout",
     "gpu-layout-assignment",
     "uncoalesced-transposes",

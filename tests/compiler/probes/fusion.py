@@ -129,12 +129,12 @@ PROBES = (
         topology="v5e:1x1",
         programs=(
             Program(
-                fn=lambda rows, at: jnp.zeros((65536, 64)).at[at].add(rows),
-                args=(Array(shape=(4096, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+                fn=lambda rows, at: jnp.zeros((1 << 20, 128)).at[at].add(rows),
+                args=(Array(shape=(4096, 128), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
             ),
         ),
         shows="the zeros that a scatter begins with are written",
-        seen=lambda found: any(one.opcode == "broadcast" and "[65536,64]" in one.shape for one in found.kernels()),
+        seen=lambda found: any(one.opcode == "broadcast" and "[1048576,128]" in one.shape for one in found.kernels()),
     ),
     *(
         Probe(

@@ -62,6 +62,11 @@ LOOKUP = Program(
     fn=lambda table, rows: table[rows],
     args=(Array(shape=(65536, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
 )
+GRADIENT = Program(
+    fn=lambda table, rows: table - jax.grad(lambda table: jnp.sum(jnp.sin(table[rows])))(table),
+    args=(Array(shape=(1 << 20, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+    donated=(0,),
+)
 MESSAGES = Program(
     fn=lambda nodes, senders, receivers: jnp.zeros_like(nodes).at[receivers].add(jnp.tanh(nodes[senders])),
     args=(Array(shape=(16384, 8), dtype=jnp.float32), *(Array(shape=(65536,), dtype=jnp.int32),) * 2),
@@ -107,6 +112,15 @@ PROBES = (
         shows="the table is copied, with rows of whole tiles, before rows are looked up",
         seen=lambda found: any(
             one.opcode == "copy" and one.shape.startswith("f32[65536,64]{1,0:T(8,128)") for one in found.kernels()
+        ),
+    ),
+    Probe(
+        of="scattered-rows",
+        topology="v5e:1x1",
+        programs=(GRADIENT,),
+        shows="a gradient of a million rows of 64 elements is made by rows, and copied back",
+        seen=lambda found: any(
+            one.opcode == "copy" and one.shape.startswith("f32[1048576,64]{0,1") for one in found.kernels()
         ),
     ),
     Probe(
