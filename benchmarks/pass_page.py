@@ -51,7 +51,8 @@ def rows(phase: str) -> Iterator[str]:
     for name, one in found.items():
         platforms = ", ".join(platform.upper() for platform, compiler in COMPILERS.items() if compiler.runs(one.name))
         source = f"; `{one.evidence.source}`" if one.evidence.source else ""
-        seen = f"{one.evidence.release}: {one.evidence.seen}{source}"
+        until = f", until {one.evidence.until}" if one.evidence.until else ""
+        seen = f"{one.evidence.release}{' and later' if one.evidence.since else until}: {one.evidence.seen}{source}"
         yield f"| {name} | {platforms} | {one.does} | {seen} | {probe_text(one.name, outcomes)} |"
 
 

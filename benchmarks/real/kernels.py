@@ -35,7 +35,8 @@ def counted(fn: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def counted_kernels() -> Generator[None]:
     """While this lasts, Pallas kernels that are lowered have a cost estimate, and cuDNN's run on what they are given."""
-    calls = import_module("jax._src.pallas.pallas_call")
+    rules = import_module("jax._src.interpreters.mlir")._lowerings
+    pallas_call = import_module("jax._src.pallas.pallas_call").pallas_call_p
 
     def counted(ctx: Any, *nodes: Any, **params: Any) -> Any:
         call = pallas_call_of(params)
@@ -43,25 +44,18 @@ def counted_kernels() -> Generator[None]:
         if isinstance(work.flops, float) and isinstance(work.bytes, float):
             estimated = call.estimated(work.flops, work.exponentials, work.bytes)
             params["cost_estimate"] = estimated.params["cost_estimate"]
-        return calls._pallas_call_lowering(ctx, *nodes, **params)
+        return usual[pallas_call].rule(ctx, *nodes, **params)
 
     cudnn = import_module("jax._src.cudnn.fused_attention_stablehlo")
-    ways = [
-        (
-            getattr(cudnn, f"_dot_product_attention_{way}_p_wrapper"),
-            getattr(cudnn, f"_dot_product_attention_{way}_lower"),
-        )
-        for way in ("fwd", "bwd")
-    ]
+    attention = [getattr(cudnn, f"_dot_product_attention_{way}_p_wrapper") for way in ("fwd", "bwd")]
     here = import_module("jax._src.dispatch").prim_requires_devices_during_lowering
-    mlir.register_lowering(calls.pallas_call_p, counted)
-    for attention, _ in ways:
-        mlir.register_lowering(attention, mlir.lower_fun(attention.impl, multiple_results=True))
-        here.discard(attention)
+    usual = {primitive: rules[primitive] for primitive in (pallas_call, *attention)}
+    mlir.register_lowering(pallas_call, counted)
+    for primitive in attention:
+        mlir.register_lowering(primitive, mlir.lower_fun(primitive.impl, multiple_results=True))
+        here.discard(primitive)
     try:
         yield
     finally:
-        mlir.register_lowering(calls.pallas_call_p, calls._pallas_call_lowering)
-        for attention, partitioned in ways:
-            mlir.register_lowering(attention, mlir.lower_fun(partitioned, multiple_results=True))
-            here.add(attention)
+        rules.update(usual)
+        here.update(attention)

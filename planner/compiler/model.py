@@ -29,6 +29,7 @@ PassName = Literal[
     "row-major-lanes",
     "layout-assignment",
     "gather-table-layout",
+    "scattered-rows",
     "dot-operand-layout",
     "gpu-layout-assignment",
     "uncoalesced-transposes",
@@ -52,6 +53,8 @@ PassName = Literal[
     "scatter-initialization",
     "operand-reads",
     "ragged-dot-expander",
+    "masked-ragged-sums",
+    "ragged-operand-layout",
     "latency-hiding-scheduler",
     "live-ranges",
     "same-type-reuse",
@@ -63,6 +66,7 @@ PassName = Literal[
     "complex-planes",
     "real-transforms",
     "masked-groups",
+    "separate-results",
     "memory-space-assignment",
     "cross-program-prefetch",
     "rematerialization",
@@ -92,12 +96,15 @@ PassName = Literal[
 class Evidence:
     """Where a behaviour was seen: in programs of which compiler release, for which chips; `source`: the file of XLA.
 
-    Several releases are separated by ", ".
+    Several releases are separated by ", ". `since` is the release from which on compilers behave so where they did not
+    before, `until` the one from which on they do no longer.
     """
 
     release: str
     seen: str
     source: str = ""
+    since: str = ""
+    until: str = ""
 
     @property
     def releases(self) -> tuple[str, ...]:

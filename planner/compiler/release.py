@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from types import MappingProxyType
 
 from cost_models.hardware import Platform
@@ -31,3 +32,13 @@ def is_read_off(installed: str, releases: tuple[str, ...]) -> bool:
     numbers = installed.split()[-1].split(".")
     named = [release.split()[-1].split(".") for release in releases]
     return any(numbers[: len(one)] == one for one in named)
+
+
+def is_from(installed: str, release: str) -> bool:
+    """Whether an installed release is this one by its number, or a later one."""
+    return _numbers(installed) >= _numbers(release)
+
+
+def _numbers(release: str) -> list[int]:
+    """The numbers of a release, of "libtpu 0.0.50.dev3" those before "dev3"."""
+    return [int(number) for number in takewhile(str.isdigit, release.split()[-1].split("."))]

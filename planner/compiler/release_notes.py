@@ -10,11 +10,9 @@ from planner.compiler.release import installed_release, is_read_off
 
 PROBED: Mapping[str, frozenset[PassName]] = MappingProxyType(
     {
-        "libtpu 0.0.50": frozenset(
-            {"dot-operand-layout", "layout-assignment", "scatter-initialization", "real-transforms", "async-all-gather"}
-        ),
-        "jax-cuda12-plugin 0.12.0": frozenset({"dynamic-slice-copies", "rematerialization"}),
-        "jax-cuda13-plugin 0.12.0": frozenset({"dynamic-slice-copies", "rematerialization"}),
+        "libtpu 0.0.50": frozenset({"real-transforms", "async-all-gather"}),
+        "jax-cuda12-plugin 0.12.0": frozenset(),
+        "jax-cuda13-plugin 0.12.0": frozenset(),
         "jaxlib 0.12.0": frozenset({"dot-operand-fusion", "buffer-assignment", "all-reduce-reassociate"}),
     }
 )

@@ -54,6 +54,7 @@ P = ParamSpec("P")
 
 _POLL_SECONDS = 0.05
 _SCHEDULED = {"tpu": "*.after_optimizations_after_buffer_assignment.txt", "cuda": "*gpu_after_optimizations.txt"}
+_OPTIMIZED = "*after_optimizations.txt"
 _MEMORY_REPORT = "*after_optimizations-memory-usage-report.txt"
 _TUPLED_ARGUMENTS = 2000  # jax._src.dispatch.should_tuple_args: TPU programs with more arguments take them as a tuple
 
@@ -300,8 +301,13 @@ def _run_child(request: AotRequest, directory: Path, dump: Path, stopped: Callab
 
 
 def scheduled_text(dump: Path, platform: Platform) -> str:
-    """The scheduled HLO of a dump, or "" while it is not all written: the entry is last, and ends in a line of its own."""
-    for path in sorted(dump.glob(_SCHEDULED[platform]), key=lambda p: p.stat().st_size, reverse=True):
+    """The scheduled HLO of a dump, or "" while it is not all written."""
+    return _whole_text(dump, _SCHEDULED[platform])
+
+
+def _whole_text(dump: Path, pattern: str) -> str:
+    """The longest text of a dump, or "" while it is not all written: the entry is last, and ends in a line of its own."""
+    for path in sorted(dump.glob(pattern), key=lambda p: p.stat().st_size, reverse=True):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8))
             if file.read().rstrip().endswith(b"\n}") and "\nENTRY " in (text := path.read_text()):
@@ -329,7 +335,8 @@ def _read_report(request: AotRequest, directory: Path, dump: Path, code: int | N
         error = record["error"]
         status = "oom" if _is_out_of_memory(error) else "error"
         return report(status=status, message=error, needed_bytes=_needed_bytes(error))
-    text = text or (directory / "program.hlo").read_text()
+    # libtpu 0.0.50 gives no text of large programs, and dumps them before it is sure that they fit.
+    text = text or (directory / "program.hlo").read_text() or _whole_text(dump, _OPTIMIZED)
     memory = dumped_memory(dump) or (memory_from_stats(record["memory"]) if record else None)
     excess = _excess(memory, request.capacity_bytes)
     return report(

@@ -50,6 +50,16 @@ def _weights_of_groups(x: jax.Array, weights: jax.Array, sizes: jax.Array, made:
     return jax.vjp(lambda w: lax.ragged_dot(x, w, sizes), weights)[1](made)[0]
 
 
+def _rows_of_groups(x: jax.Array, weights: jax.Array, sizes: jax.Array, made: jax.Array) -> jax.Array:
+    return jax.vjp(lambda x: lax.ragged_dot(x, weights, sizes), x)[1](made)[0]
+
+
+def _matmuls(x: jax.Array, w: jax.Array) -> jax.Array:
+    for _ in range(4):
+        x = jnp.tanh(x @ w)
+    return x
+
+
 def _messages(h: jax.Array, weights: jax.Array, senders: jax.Array, receivers: jax.Array) -> jax.Array:
     return jax.ops.segment_sum(weights[:, None] * jnp.tanh(h)[senders], receivers, h.shape[0])
 
@@ -75,6 +85,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...], flo
         (*_of(BF16, (65536, 1024), (8, 1024, 2048)), *_of(I32, (8,)), *_of(BF16, (65536, 2048))),
         0.2,
     ),
+    "rows of ragged groups": (
+        _rows_of_groups,
+        (*_of(BF16, (16384, 2048), (8, 2048, 7168)), *_of(I32, (8,)), *_of(BF16, (16384, 7168))),
+        0.1,
+    ),
+    "a chain of matmuls": (_matmuls, _of(BF16, (8192, 8192), (8192, 8192)), 0.25),
     # Rows that are looked up often count once in the seconds of the schedule.
     "narrow messages": (_messages, (*_of(F32, (1 << 18, 32), EDGES), *_of(I32, EDGES, EDGES)), 0.45),
     "a stack cast before its loop": (_cast_before, (*_of(F32, (16, 4096, 4096)), *_of(BF16, (8192, 4096))), 0.2),

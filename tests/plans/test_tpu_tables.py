@@ -42,6 +42,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "gradient of narrow rows of a small table": (_step, (1 << 18, 32)),
     "gradient of narrow rows": (_step, (1 << 22, 32)),
     "gradient of half a tile": (_step, (1 << 20, 64)),
+    "gradient of a tile and a half": (_step, (1 << 20, 192)),
+    "gradient of half a tile of many rows": (_step, (1 << 21, 64)),
     "gradients of a stack of tables": (_batched, (8, 1 << 17, 128)),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -333,3 +334,27 @@ def test_a_text_is_read_once_it_is_all_written(tmp_path: Path) -> None:
         assert aot.scheduled_text(tmp_path, "tpu") == ""
     path.write_text(written)
     assert aot.scheduled_text(tmp_path, "tpu") == written
+
+
+def test_a_compiled_program_without_a_text_is_read_from_its_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libtpu 0.0.50 gives none of large programs."""
+    written = "HloModule m\n\nENTRY %main {\n  ROOT %b = f32[2]{0} parameter(0)\n}\n\n"
+
+    def finished(request: aot.AotRequest, directory: Path, dump: Path, stopped: object) -> int:
+        dump.mkdir()
+        (directory / "stderr").touch()
+        (dump / "module_0000.m.after_optimizations.txt").write_text(written)
+        (directory / "program.hlo").write_text("")
+        memory = {f"{of}_size_in_bytes": 8 for of in ("argument", "output", "alias", "temp")}
+        (directory / "report.json").write_text(json.dumps({"ok": True, "seconds": 1.0, "memory": memory}))
+        return 0
+
+    monkeypatch.setattr(aot, "_run_child", finished)
+    monkeypatch.setattr(aot, "unavailable_reason", lambda platform: "")  # pyright: ignore[reportUnknownLambdaType]
+    rows = jax.NamedSharding(jax.sharding.AbstractMesh((4,), ("x",)), jax.P("x"))
+    doubled = jax.jit(lambda x: x * 2, in_shardings=rows)
+    x = jax.ShapeDtypeStruct((8,), "float32")
+    report = aot.aot_compile(doubled, (x,), mesh_shape={"x": 4}, topology="v5e:2x2")
+    assert (report.status, report.hlo) == ("ok", written)

@@ -263,3 +263,34 @@ ENTRY %main (a: (s32[], f32[1048576])) -> (s32[], f32[1048576]) {{
 def test_text_without_a_schedule_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is_scheduled"):
         estimate_gpu_seconds("HloModule m\n", num_devices=8, chip=CHIP, collective_seconds=lambda _: 0.0)
+
+
+COPIED = """
+%sliced (p.0: bf16[8,4096,4096]) -> bf16[1,4096,4096] {{
+  %p.0 = bf16[8,4096,4096]{{2,1,0}} parameter(0)
+  ROOT %slice.0 = bf16[1,4096,4096]{{2,1,0}} slice(%p.0), slice={{[0:1], [0:4096], [0:4096]}}
+}}
+
+%beside (p.1: bf16[8,4096,4096]) -> bf16[1,4096,4096] {{
+  %p.1 = bf16[8,4096,4096]{{2,1,0}} parameter(0)
+  ROOT %copied = bf16[1,4096,4096]{{2,1,0}} fusion(%p.1), kind=kLoop, calls=%sliced
+}}
+
+ENTRY %main (a: bf16[8,4096,4096], b: bf16[4096,4096]) -> bf16[1,4096,4096] {{
+  %a = bf16[8,4096,4096]{{2,1,0}} parameter(0)
+  %b = bf16[4096,4096]{{1,0}} parameter(1)
+  %start = ((bf16[8,4096,4096]{{2,1,0}}), bf16[1,4096,4096]{{2,1,0}}, u32[]) async-start(%a), calls=%beside
+  {beside}
+  ROOT %done = bf16[1,4096,4096]{{2,1,0}} async-done(%start)
+}}
+"""
+COPY_S = 2 * 2 * 4096**2 / CHIP.hbm_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("beside", "seconds"),
+    [("", COPY_S), ("%kernel = bf16[4096,4096]{1,0} negate(%b)", COPY_S)],  # which takes as long
+)
+def test_a_copy_that_is_started_runs_beside_the_kernels_before_its_end(beside: str, seconds: float) -> None:
+    found = judged(COPIED.format(beside=beside))
+    assert found.seconds == US(found.compute_seconds) == US(seconds, rel=0.05)

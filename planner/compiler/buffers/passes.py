@@ -6,7 +6,7 @@ from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.complex_planes import complex_planes, real_transforms
 from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
-from planner.compiler.fusion.ragged_dot import masked_buffers
+from planner.compiler.fusion.ragged_dot import masked_buffers, turned_buffers
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import is_fused
@@ -59,6 +59,25 @@ def _real_transforms(program: CompiledProgram) -> None:
 
 def _masked_groups(program: CompiledProgram) -> None:
     program.buffers += masked_buffers(program.graph)
+
+
+def _turned_weights(program: CompiledProgram) -> None:
+    program.buffers += turned_buffers(program.graph)
+
+
+def _separate_results(program: CompiledProgram) -> None:
+    graph, kept = program.graph, program.in_place.kept
+    own = {tensor for position, tensor in enumerate(graph.outputs) if position not in graph.aliases}
+    first = {outside: inside for inside, outside in graph.ties}
+    # What a loop leaves as a result is there in every trip, but where one is made while the one before is still read.
+    leaving = [op for op in graph.of_kinds(("loop_carry_out",)) if op.results[0] in own]
+    carries = [(op.operands[0], first.get(op.results[0])) for op in leaving if first.get(op.results[0]) not in kept]
+    there = {tensor for carry in carries for tensor in carry}
+    program.buffers = [
+        one._replace(start=0) if one.tensor in own else one
+        for one in program.buffers
+        if one.tensor not in there or one.fraction < 1
+    ]
 
 
 COPY_INSERTION = Pass(
@@ -143,6 +162,30 @@ MASKED_GROUPS = Pass(
     evidence=Evidence(release="jaxlib 0.10.2", seen="dropless mixtures of experts on h100:8"),
     writes=("buffers",),
     run=_masked_groups,
+)
+
+SEPARATE_RESULTS = Pass(
+    name="separate-results",
+    phase="buffers",
+    does="Allocates results that take no argument's place beside all temporaries, not only from the op that makes them.",
+    evidence=Evidence(
+        release="libtpu 0.0.50",
+        seen="chains and loops of matmuls, and gradients of experts, without donated arguments on v5e",
+        since="libtpu 0.0.50",
+    ),
+    writes=("buffers",),
+    run=_separate_results,
+)
+
+RAGGED_OPERAND_LAYOUT = Pass(
+    name="ragged-operand-layout",
+    phase="buffers",
+    does="Copies the weights of a ragged dot that sums over their last dim, as the gradient of its rows does.",
+    evidence=Evidence(
+        release="libtpu 0.0.42, libtpu 0.0.50", seen="gradients of experts of 2 thousand by 7 thousand on v5e"
+    ),
+    writes=("buffers",),
+    run=_turned_weights,
 )
 
 RESULT_TABLE = Pass(

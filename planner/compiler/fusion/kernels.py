@@ -24,7 +24,13 @@ from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
 from planner.compiler.fusion.softmax_gpu import rows_kept
 from planner.compiler.layout.dot_operands_tpu import copied_slices
-from planner.compiler.layout.gather_tables import Rows, gathered_rows, scattered_rows
+from planner.compiler.layout.gather_tables import (
+    MOST_WASTED,
+    MOST_WASTED_SCATTERED,
+    Rows,
+    gathered_rows,
+    scattered_rows,
+)
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, uncoalesced_transposes
 from planner.compiler.model import CompilerModel
@@ -473,7 +479,8 @@ class _Homes:
         (dims,) = self.walk.grouping.placements[op.id].results
         whole = self.access(op.results[0], dims, number)
         if not self.walk.materialized[op.operands[0]]:
-            yield whole._replace(rows=scattered_rows(self.graph, op))
+            wasted = MOST_WASTED_SCATTERED if self.compiler.runs("scattered-rows") else MOST_WASTED
+            yield whole._replace(rows=scattered_rows(self.graph, op, wasted))
         if op.params["dimension_numbers"].operand_batching_dims:
             yield whole._replace(times=READ_AND_WRITTEN)
 

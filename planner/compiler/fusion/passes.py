@@ -179,6 +179,17 @@ RAGGED_DOT_EXPANDER = Pass(
     ),
 )
 
+MASKED_RAGGED_SUMS = Pass(
+    name="masked-ragged-sums",
+    phase="fusion",
+    does="Computes a sum over ragged elements for every group over all elements, those of other groups masked.",
+    evidence=Evidence(
+        release=TPU_RELEASE,
+        seen="gradients of the weights of 8 groups of 16 thousand rows on v5e",
+        until="libtpu 0.0.50",
+    ),
+)
+
 GEMM_TILING = Pass(
     name="gemm-tiling",
     phase="fusion",

@@ -1,24 +1,31 @@
 """Grouped products: what compilers make of ragged dots, whose rows or summed elements come in groups.
 
-XLA's TPU compiler multiplies every row with the weights of its own group. A sum over ragged elements (the gradient of the
-weights) it computes for every group over all elements, those of other groups masked on the way. Its compilers for other
-platforms put either down to one product: an operand stands once for every group, masked, and both do of a sum. Seen in
-programs of libtpu 0.0.42 and of jaxlib 0.10.2 for H100.
+XLA's TPU compiler multiplies every row with the weights of its own group, and since libtpu 0.0.50 sums over the elements of
+every group alone. Before, it computed such a sum (the gradient of the weights) for every group over all elements, those of
+other groups masked on the way. Its compilers for other platforms put either down to one product: an operand stands once for
+every group, masked, and both do of a sum. Seen in programs of libtpu 0.0.42 and 0.0.50 and of jaxlib 0.10.2 for H100.
+
+The TPU's kernel takes weights as (groups, summed, columns). Those of a gradient of rows, whose summed dim is the last, are
+copied for it.
 """
 
 from __future__ import annotations
 
 from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.model import CompilerModel
 from planner.program.graph import Graph, Op
 
 KIND = "ragged_dot_general"
+WEIGHTS = 1
+"""The position of the operand that has one matrix for every group."""
 
 
-def times_computed(graph: Graph, op: Op, *, expanded: bool) -> float:
-    """How many times the flops of an op are computed: once for every group that is masked; `expanded`: to one product."""
-    if op.kind != KIND or not (expanded or _sums(op)):
+def times_computed(graph: Graph, op: Op, compiler: CompilerModel) -> float:
+    """How many times the flops of an op are computed: once for every group that is masked."""
+    if op.kind != KIND:
         return 1.0
-    return float(_groups(graph, op))
+    every_group = compiler.runs("ragged-dot-expander") or (compiler.runs("masked-ragged-sums") and _sums(op))
+    return float(_groups(graph, op)) if every_group else 1.0
 
 
 def masked(graph: Graph, op: Op) -> tuple[int, ...]:
@@ -45,6 +52,23 @@ def masked_buffers(graph: Graph) -> list[Buffer]:
         for op in graph.of_kinds((KIND,))
         for position in masked(graph, op)
     ]
+
+
+def turned_buffers(graph: Graph) -> list[Buffer]:
+    """The weights that are copied for their kernels, in memory beside themselves meanwhile."""
+    ops = graph.of_kinds((KIND,))
+    return [Buffer(tensor=op.operands[WEIGHTS], start=op.id, stop=op.id + 1) for op in ops if has_turned_weights(op)]
+
+
+def has_turned_weights(op: Op) -> bool:
+    """Whether an op is a ragged dot of weights whose summed dim lies inside of their columns."""
+    if op.kind != KIND:
+        return False
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    dims = range(len(contracted) + len(batch) + len(numbers.rhs_group_dimensions) + 1)
+    columns = set(dims).difference(contracted, batch, numbers.rhs_group_dimensions)
+    return bool(numbers.rhs_group_dimensions) and max(contracted) > max(columns)
 
 
 def _sums(op: Op) -> bool:

@@ -3,7 +3,8 @@
 An argument lies in memory as takes the least padding: a table whose rows do not fill the 128 lanes of a tile lies column by
 column. XLA's TPU compiler copies it for a lookup, rows filled up to whole tiles, where that wastes little memory; narrow,
 where all that read the rows want them so. Else it looks up what lies apart. What is scattered onto zeros it makes so, too,
-and copies it back. Seen in its schedules for tables of 16 thousand to 4 million rows of 4 to 512 elements.
+and copies it back; since libtpu 0.0.50 where that wastes more. Seen in its schedules for tables of 16 thousand to 4 million
+rows of 4 to 512 elements.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from planner.rules.primitives import kinds_where, traits
 
 MOST_WASTED = 128 * 2**20
 """Bytes of padding for which arrays are laid out by rows."""
+MOST_WASTED_SCATTERED = 464 * 2**20
+"""The same of scatters since libtpu 0.0.50: 449 MiB are wasted by it, 480 are not."""
 MOST_TIMES = 2.0
-"""As how many times its bytes a table is laid out by rows in any case."""
+"""As how many times its bytes a table is laid out by rows in any case; for scatters as fewer."""
 
 
 def lies_by_rows(row: float, column_bytes: float) -> bool:
@@ -32,13 +35,14 @@ def lies_by_rows(row: float, column_bytes: float) -> bool:
 class Rows(NamedTuple):
     """A table with elements of `stored` bytes whose dims `within` are a row: read by a lookup, or `scattered` onto zeros.
 
-    A copy for a lookup has elements of `copied` bytes.
+    A copy for a lookup has elements of `copied` bytes. `most_wasted`: bytes of padding for which it is laid out by rows.
     """
 
     stored: float
     copied: float
     within: tuple[int, ...]
     scattered: bool = False
+    most_wasted: float = MOST_WASTED
 
     def bytes(self, shape: tuple[int, ...], stored_bytes: float, innermost: int) -> float:
         """Bytes read and written beside the rows themselves for a (local) table of this shape.
@@ -47,8 +51,9 @@ class Rows(NamedTuple):
         """
         row = math.prod(shape[dim] for dim in self.within)
         filled = math.prod(shape) / row * -(-row // TILE_LANES) * TILE_LANES
-        by_rows = innermost not in self.within and self.stored * filled - stored_bytes < MOST_WASTED
+        by_rows = innermost not in self.within and self.stored * filled - stored_bytes < self.most_wasted
         if self.scattered:
+            by_rows |= innermost not in self.within and self.stored * filled < MOST_TIMES * stored_bytes
             return stored_bytes + 2 * self.stored * filled * by_rows
         if innermost in self.within:
             return 0.0
@@ -74,12 +79,12 @@ def gathered_rows(graph: Graph, narrow: NarrowReads) -> dict[int, Rows]:
     return found
 
 
-def scattered_rows(graph: Graph, op: Op) -> Rows | None:
+def scattered_rows(graph: Graph, op: Op, most_wasted: float) -> Rows | None:
     """The rows that a scatter adds to; None where it adds single elements."""
     aval, numbers = graph.tensors[op.results[0]].aval, op.params["dimension_numbers"]
     apart = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     within = tuple(dim for dim, extent in enumerate(aval.shape) if dim not in apart and extent > 1)
-    return Rows(aval.itemsize, aval.itemsize, within, scattered=True) if within else None
+    return Rows(aval.itemsize, aval.itemsize, within, scattered=True, most_wasted=most_wasted) if within else None
 
 
 def _argument(graph: Graph, op: Op) -> int | None:

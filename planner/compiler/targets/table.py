@@ -15,7 +15,8 @@ from planner.compiler.emission import passes as emission
 from planner.compiler.emission.options import FUSED_BROADCASTS, uses_sparse_cores
 from planner.compiler.fusion import passes as fusion
 from planner.compiler.layout import passes as layout
-from planner.compiler.model import CompilerModel
+from planner.compiler.model import CompilerModel, Pass
+from planner.compiler.release import installed_release, is_from
 from planner.compiler.schedule import passes as schedule
 from planner.compiler.simplify import passes as simplify
 
@@ -31,10 +32,12 @@ TPU = CompilerModel(
         layout.DOT_OPERAND_LAYOUT,
         layout.LAYOUT_ASSIGNMENT,
         layout.GATHER_TABLE_LAYOUT,
+        layout.SCATTERED_ROWS,
         # Fusion decides about tensors in turns: a softmax is seen once its neighbours are materialized.
         fusion.INSTRUCTION_FUSION,
         fusion.DOT_OPERAND_FUSION,
         fusion.DOT_OUTPUT_FUSION,
+        fusion.MASKED_RAGGED_SUMS,
         fusion.SCATTER_INITIALIZATION,
         fusion.MATERIALIZATION,
         fusion.MULTI_OUTPUT_FUSION,
@@ -45,10 +48,12 @@ TPU = CompilerModel(
         buffers.COPY_INSERTION,
         buffers.WHILE_LOOP_FUSIBLE_SINKING,
         buffers.BUFFER_ASSIGNMENT,
+        buffers.SEPARATE_RESULTS,
         simplify.CSE,
         buffers.WIDENED_SIBLINGS,
         buffers.COMPLEX_PLANES,
         buffers.REAL_TRANSFORMS,
+        buffers.RAGGED_OPERAND_LAYOUT,
         simplify.LOOP_INVARIANT_CONVERTS,
         buffers.MEMORY_SPACE_ASSIGNMENT,
         buffers.CROSS_PROGRAM_PREFETCH,
@@ -150,20 +155,30 @@ CLOCK_HZ: Mapping[str, float] = MappingProxyType(
 
 
 def compiler_of(chip: Chip) -> CompilerModel:
-    """The compiler of a chip, with its limits there."""
-    return _compiler(chip.platform, chip.name, chip.cores, uses_sparse_cores(chip.name))
+    """The compiler of a chip, with its limits there: as it is installed, or a new one where none is."""
+    sparse = uses_sparse_cores(chip.name)
+    return _compiler(chip.platform, chip.name, chip.cores, sparse, installed_release(chip.platform))
+
+
+def is_of(one: Pass, installed: str | None) -> bool:
+    """Whether a compiler has a pass in its installed release, or in a new one where none is installed."""
+    since, until = one.evidence.since, one.evidence.until
+    if installed is None:
+        return not until
+    return (not since or is_from(installed, since)) and not (until and is_from(installed, until))
 
 
 @lru_cache(maxsize=64)
-def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool) -> CompilerModel:
+def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool, installed: str | None) -> CompilerModel:
     own = COMPILERS[platform]
     of_chips = (
         (collectives.SPARSE_CORE_COLLECTIVES, by_sparse_cores),
         (emission.FUSED_BROADCASTS, name in FUSED_BROADCASTS),
     )
     absent = [one for one, there in of_chips if not there]
+    passes = tuple(one for one in own.passes if one not in absent and is_of(one, installed))
     # Several cores share the result of a matmul, which then does not stay on the chip.
-    return replace(own, passes=tuple(p for p in own.passes if p not in absent), products_in_vmem=cores == 1)
+    return replace(own, passes=passes, products_in_vmem=cores == 1)
 
 
 def flops_that_hide(topology: Topology) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """The time of one step, estimated from a scheduled GPU program: a judge that compares plans, not a simulator.
 
 Kernels run one after the other, as they are scheduled. Collectives take the price that is given, and run beside them, one
-after the other, each from its start to its done; what has not passed by the done is exposed. A loop takes its body's time
+after the other, each from its start to its done; what has not passed by the done is exposed. Kernels that are started and
+awaited so, which since jaxlib 0.12 copy the slices of loops, run beside the others likewise. A loop takes its body's time
 times its trip count.
 
 What a kernel takes is what XLA's compiler notes of it (`reification_cost` in the backend's configuration, compiled with
@@ -108,6 +109,8 @@ class _Walker(ScheduleWalk[Chip]):
         totals = Totals()
         finish: dict[str, float] = {}  # when the collectives in flight end, by the names of their starts
         free = 0.0  # when the last of them ends
+        copied: dict[str, float] = {}  # when kernels beside others end, by the names of their starts
+        idle = 0.0  # when the last of these ends
 
         def wait(name: str) -> None:
             late = max(0.0, finish.pop(name, 0.0) - totals.clock)
@@ -123,8 +126,14 @@ class _Walker(ScheduleWalk[Chip]):
                 free = finish[instruction.name] = max(totals.clock, free) + seconds
                 if not opcode.endswith("-start"):
                     wait(instruction.name)
+            elif opcode == "async-start":
+                inner = self.walk(self.module.computations[instruction.called[0]])
+                idle = copied[instruction.name] = max(totals.clock, idle) + inner.clock
+                totals.noted += inner.noted
             elif opcode.endswith("-done"):
-                wait(start_of(instruction, computation))
+                start = start_of(instruction, computation)
+                totals.clock = max(totals.clock, copied.get(start, 0.0))
+                wait(start)
             elif (inner := self.called(instruction, computation)) is not None:
                 totals.add(inner)
             elif opcode not in FREE and not opcode.endswith("-start"):

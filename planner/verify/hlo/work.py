@@ -21,8 +21,10 @@ from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of,
 _ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([0-9,<= ]*)\](?:\{([0-9,]*)(?::([^{}]*))?\})?")
 _ON_CHIP = re.compile(r"S\([1-9]\)")
 _TILE = re.compile(r"T\(([0-9,*]+)\)")
-_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+_ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*"flops":"(\d+)"')
 _TRANSCENDENTALS = re.compile(r'"cost_estimate":\{[^}]*"transcendentals":"[1-9]')
+_RAGGED = "ragged_dot_tiling="
+"""The attribute of a kernel that XLA's TPU compiler makes of a ragged dot."""
 _READS_A_PART = ("dynamic-slice", "slice", "gather")
 _SAME_VALUES = ("bitcast", "copy", "reshape", "transpose", "convert")
 
@@ -271,7 +273,7 @@ def _visit(computation: Computation, module: Module, trips: float, line: Line, f
     """Adds what a computation multiplies in so many runs; whether it is known how often its loops run."""
     known = True
     for instruction in computation.instructions:
-        if instruction.opcode in ("dot", "convolution"):
+        if instruction.opcode in ("dot", "convolution") or _RAGGED in instruction.attributes:
             at = line(module.sources(instruction))
             found[at] = found.get(at, 0.0) + trips * instruction_flops(instruction, computation, module)
         elif instruction.opcode == "while":

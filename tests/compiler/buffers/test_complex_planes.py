@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import pytest
 
 import planner
+from cost_models import CHIPS
 from planner import Options
+from planner.compiler.targets.table import compiler_of
 
 ROWS, LENGTH = 2**17, 1024
+APART = compiler_of(CHIPS["v5e"]).runs("separate-results")
 Fn = Callable[[jax.Array], jax.Array]
 
 
@@ -30,8 +33,8 @@ def peak(fn: Fn, length: int, dtype: str) -> float:
         # The argument, the spectrum, the result, and what a transform in steps holds.
         (lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 2), LENGTH, "float32", 5.5),
         (lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 2), 256, "float32", 4.5),
-        # Neither complex arguments nor results: the spectrum is its parts.
-        (lambda x: jnp.abs(jnp.fft.fft(x.astype("complex64"))), LENGTH, "float32", 5.0),
+        # Neither complex arguments nor results: the spectrum is its parts. New compilers keep the result's memory apart.
+        (lambda x: jnp.abs(jnp.fft.fft(x.astype("complex64"))), LENGTH, "float32", 6.0 if APART else 5.0),
     ],
 )
 def test_the_peak_has_both_parts_of_complex_numbers(fn: Fn, length: int, dtype: str, expected: float) -> None:

@@ -12,6 +12,7 @@ from jax import lax
 
 import planner
 from planner.compiler.fusion.ragged_dot import masked, times_computed, times_moved
+from planner.compiler.targets.table import GPU, TPU
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
@@ -41,8 +42,9 @@ def test_a_sum_over_groups_is_computed_for_each_and_elsewhere_all_is(name: str) 
     fn, args, on_tpu, held = CASES[name]
     graph = build_graph(trace(fn, args), while_trips=1.0)
     (op,) = graph.of_kinds(("ragged_dot_general",))
-    assert times_computed(graph, op, expanded=False) == on_tpu
-    assert times_computed(graph, op, expanded=True) == GROUPS
+    assert times_computed(graph, op, TPU) == on_tpu
+    assert times_computed(graph, op, TPU.without("masked-ragged-sums")) == 1
+    assert times_computed(graph, op, GPU) == GROUPS
     assert masked(graph, op) == held
     assert [times_moved(graph, op, position) for position in (0, 2)] == [1 + 2 * GROUPS, 1]
 

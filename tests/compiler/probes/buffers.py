@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from tests.compiler.probes.collectives import scattered
-from tests.compiler.probes.fusion import GROUPS, RAGGED, TOKENS, WIDTH, is_matmul
-from tests.compiler.probes.probe import Array, Compiled, Probe, Program
+from tests.compiler.probes.fusion import GROUPS, RAGGED, RAGGED_ROWS, TOKENS, WIDTH, is_matmul
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text
 from tests.compiler.probes.schedule import ARGS, chain
 
 BUFFER = Array(shape=(65536, 1024))
@@ -82,7 +82,32 @@ TYPES = tuple(
 SPECTRUM = Array(shape=(65536, 1024), dtype=jnp.complex64)
 SIGNAL_BYTES = 4 * 65536 * 1024
 
+
+def _result_at_the_end(x: Any, w: Any) -> Any:
+    """A result that is made of nothing but the last sum of a chain, whose steps need two temporaries."""
+    for _ in range(4):
+        x = jnp.tanh(x @ w)
+    return x.sum(0)[:, None] * jnp.ones((1, 8192), x.dtype)
+
+
 PROBES = (
+    Probe(
+        of="separate-results",
+        topology="v5e:1x1",
+        programs=(Program(fn=_result_at_the_end, args=(Array(shape=(8192, 8192)),) * 2),),
+        shows="the steps of a chain take no memory of the result at its end",
+        seen=lambda found: found.memory.temp_bytes >= 2 * 2 * 8192 * 8192,
+    ),
+    Probe(
+        of="ragged-operand-layout",
+        topology="v5e:1x1",
+        programs=(RAGGED_ROWS,),
+        shows="weights are copied for the gradient of the rows of a ragged dot",
+        seen=lambda found: any(
+            found.holds(one, "copy") and one.shape.startswith(f"bf16{dims_text(GROUPS, WIDTH, WIDTH)}")
+            for one in found.kernels()
+        ),
+    ),
     Probe(
         of="complex-planes",
         topology="v5e:1x1",

@@ -76,6 +76,13 @@ RAGGED = Program(
         Array(shape=(GROUPS,), dtype=jnp.int32),
     ),
 )
+RAGGED_SUM = Program(
+    fn=lambda x, w, sizes, made: jax.vjp(lambda w: lax.ragged_dot(x, w, sizes), w)[1](made)[0],
+    args=(*RAGGED.args, Array(shape=(TOKENS, WIDTH))),
+)
+RAGGED_ROWS = Program(
+    fn=lambda x, w, sizes, made: jax.vjp(lambda x: lax.ragged_dot(x, w, sizes), x)[1](made)[0], args=RAGGED_SUM.args
+)
 ALL_GROUPS_FLOPS = 2 * GROUPS * TOKENS * WIDTH * WIDTH
 
 PROBES = (
@@ -122,12 +129,12 @@ PROBES = (
         topology="v5e:1x1",
         programs=(
             Program(
-                fn=lambda rows, at: jnp.zeros((65536, 64)).at[at].add(rows),
-                args=(Array(shape=(4096, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+                fn=lambda rows, at: jnp.zeros((1 << 20, 128)).at[at].add(rows),
+                args=(Array(shape=(4096, 128), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
             ),
         ),
         shows="the zeros that a scatter begins with are written",
-        seen=lambda found: any(one.opcode == "broadcast" and "[65536,64]" in one.shape for one in found.kernels()),
+        seen=lambda found: any(one.opcode == "broadcast" and "[1048576,128]" in one.shape for one in found.kernels()),
     ),
     *(
         Probe(
@@ -215,7 +222,7 @@ PROBES = (
         programs=(Program(fn=_scanned, args=(Array(shape=(512, 512)), Array(shape=(8, 512, 512)))),),
         shows="a kernel of its own copies the loop's slice of the weights",
         seen=lambda found: any(
-            found.holds(one, "dynamic-slice") and not is_matmul(found, one) and one.shape.startswith("bf16[1,512,512]")
+            found.holds(one, "dynamic-slice") and not is_matmul(found, one) and "bf16[1,512,512]" in one.shape
             for one in found.kernels(found.bodies[0])
         ),
     ),
@@ -235,5 +242,12 @@ PROBES = (
             seen=lambda found: found.flops == ALL_GROUPS_FLOPS,
         )
         for topology in ("h100:1", "cpu:1")
+    ),
+    Probe(
+        of="masked-ragged-sums",
+        topology="v5e:1x1",
+        programs=(RAGGED_SUM,),
+        shows="the gradient of the weights of a ragged dot multiplies every group over all rows",
+        seen=lambda found: found.flops == ALL_GROUPS_FLOPS,
     ),
 )

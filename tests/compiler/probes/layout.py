@@ -41,7 +41,8 @@ def _carried(caches: Any, query: Any, at: Any) -> Any:
 
 
 def _copied_in_its_loop(found: Compiled) -> bool:
-    words = f"bf16{dims_text(*CACHE[1:])}{{3,1,2,0:"
+    """As it is, or as a slice of one layer."""
+    words = (f"bf16{dims_text(*CACHE[1:])}{{3,1,2,0:", f"bf16{dims_text(1, *CACHE[1:])}{{4,2,3,1,0:")
     return any(one.shape.startswith(words) and found.holds(one, "copy") for one in found.kernels(found.bodies[0]))
 
 
@@ -60,6 +61,11 @@ CARRIED = Program(fn=_carried, args=(Array(shape=CACHE), QUERY, AT), donated=(0,
 LOOKUP = Program(
     fn=lambda table, rows: table[rows],
     args=(Array(shape=(65536, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+)
+GRADIENT = Program(
+    fn=lambda table, rows: table - jax.grad(lambda table: jnp.sum(jnp.sin(table[rows])))(table),
+    args=(Array(shape=(1 << 20, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+    donated=(0,),
 )
 MESSAGES = Program(
     fn=lambda nodes, senders, receivers: jnp.zeros_like(nodes).at[receivers].add(jnp.tanh(nodes[senders])),
@@ -89,7 +95,13 @@ PROBES = (
         ),
         shows="what a matmul makes is copied before a loop over chunks of it",
         seen=lambda found: any(
-            found.holds(one, "copy") and one.shape.startswith(f"bf16{dims_text(LENGTH // 64, BATCH, HEADS, 64, WIDTH)}")
+            found.holds(one, "copy")
+            and one.shape.startswith(
+                (
+                    f"bf16{dims_text(LENGTH // 64, BATCH, HEADS, 64, WIDTH)}",
+                    f"bf16{dims_text(BATCH, LENGTH // 64, 64, HEADS, WIDTH)}{{4,2,3,0,1:",
+                )
+            )
             for one in found.kernels()
         ),
     ),
@@ -100,6 +112,15 @@ PROBES = (
         shows="the table is copied, with rows of whole tiles, before rows are looked up",
         seen=lambda found: any(
             one.opcode == "copy" and one.shape.startswith("f32[65536,64]{1,0:T(8,128)") for one in found.kernels()
+        ),
+    ),
+    Probe(
+        of="scattered-rows",
+        topology="v5e:1x1",
+        programs=(GRADIENT,),
+        shows="a gradient of a million rows of 64 elements is made by rows, and copied back",
+        seen=lambda found: any(
+            one.opcode == "copy" and one.shape.startswith("f32[1048576,64]{0,1") for one in found.kernels()
         ),
     ),
     Probe(

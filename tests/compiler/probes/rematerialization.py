@@ -13,7 +13,7 @@ from tests.compiler.probes.probe import Array, Probe, Program
 def _gradient(x: Any, w: Any) -> Any:
     def loss(w: Any) -> Any:
         h = x
-        for _ in range(9):
+        for _ in range(7):
             h = jnp.tanh(h) * jnp.exp(h @ w)
         return (h.astype(jnp.float32) ** 2).sum()
 

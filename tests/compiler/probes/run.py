@@ -17,6 +17,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from benchmarks.stamp import stamp
 from planner.compiler.release import installed_release
+from planner.compiler.targets.table import COMPILERS, is_of
 from planner.errors import CompileError
 from tests.compiler.probes.probe import Probe
 from tests.compiler.probes.table import PROBES
@@ -26,11 +27,13 @@ AS_MODELLED, CHANGED, NOT_INSTALLED = "as modelled", "changed", "not installed"
 
 
 def outcome(probe: Probe) -> str:
-    """What the installed compiler makes of a probe."""
+    """What the installed compiler makes of a probe; of a pass of other releases, whether it is not seen."""
     if probe.why_not():
         return NOT_INSTALLED
+    (of,) = (one for one in COMPILERS[probe.platform].passes if one.name == probe.of)
     try:
-        return AS_MODELLED if probe.seen(*probe.compiled()) else CHANGED
+        seen = probe.seen(*probe.compiled())
+        return AS_MODELLED if seen == is_of(of, installed_release(probe.platform)) else CHANGED
     except CompileError as error:
         return f"{CHANGED}: {error}"
 
