@@ -24,7 +24,7 @@ from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
 from planner.compiler.fusion.softmax_gpu import rows_kept
 from planner.compiler.layout.dot_operands_tpu import copied_slices
-from planner.compiler.layout.gather_tables import Rows, gathered_rows, scattered_rows
+from planner.compiler.layout.gather_tables import Rows, batch_of_tables, gathered_rows, scattered_rows
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, uncoalesced_transposes
 from planner.compiler.model import CompilerModel
@@ -465,7 +465,7 @@ class _Homes:
         """What a TPU writes and reads of the result of a scatter beyond what is scattered.
 
         Constants that it begins with are written. One with batch dims is computed as one over all of them, on an array of
-        other dims, which the passes that read it do not fuse with.
+        other dims, which is a copy where the rows do not lie innermost.
         """
         op = self.graph.ops[kernel.op]
         if not kernel.anchor or op.kind not in SCATTERS or not self.compiler.runs("scatter-initialization"):
@@ -475,7 +475,7 @@ class _Homes:
         if not self.walk.materialized[op.operands[0]]:
             yield whole._replace(rows=scattered_rows(self.graph, op))
         if op.params["dimension_numbers"].operand_batching_dims:
-            yield whole._replace(times=READ_AND_WRITTEN)
+            yield whole._replace(rows=batch_of_tables(self.graph, op))
 
     def slices_cut_out(self, kernel: _Kernel) -> Iterator[Access]:
         """The slices of a loop's stacks that a matmul reads but does not compute: copied, by the first to do so."""
