@@ -18,7 +18,6 @@ from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
 
-
 _STACKED = ("loop_stack", "loop_slice")
 """What a loop saves of such rows lies as they do, unless a row has two dims, such as heads and features."""
 
