@@ -188,31 +188,38 @@ class Frames:
             case _:
                 return self._reshaped(eqn, result, whole, offsets)
 
-    def _slice(self, eqn: Any, result: Any, whole: Ints, offsets: Ints) -> Frame | None:
-        operand, params = eqn.invars[0], eqn.params
-        of, size = operand.aval.shape, result.aval.shape
-        if eqn.primitive.name == "split":
-            before = sum(params["sizes"][: eqn.outvars.index(result)])
-            starts = tuple(before if d == params["axis"] else 0 for d in range(len(of)))
-        elif eqn.primitive.name == "gather":
-            corner = _corner(eqn, self.made)
-            if corner is None:
-                return None
-            starts = corner
-        elif any(stride != 1 for stride in params["strides"] or ()):
+    def of_slice(self, eqn: Any, result: Any, whole: Ints, offsets: Ints) -> Frame | None:
+        """The frame of a slice that is that of its operand elsewhere."""
+        operand, starts = eqn.invars[0], self._starts(eqn, result)
+        if starts is None or not _near(operand.aval.shape, whole):
             return None
-        else:
-            starts = tuple(map(int, params["start_indices"]))
-        moved = tuple(at - start for at, start in zip(offsets, starts, strict=True))
-        framed = self.at(operand, whole, moved) if _near(of, whole) else None
-        if framed is not None:
+        return self.at(operand, whole, tuple(at - start for at, start in zip(offsets, starts, strict=True)))
+
+    def _starts(self, eqn: Any, result: Any) -> Ints | None:
+        """Where a slice begins in its operand; None where it leaves out elements or that is not known."""
+        params = eqn.params
+        match eqn.primitive.name:
+            case "split":
+                before = sum(params["sizes"][: eqn.outvars.index(result)])
+                return tuple(before if d == params["axis"] else 0 for d in range(len(result.aval.shape)))
+            case "gather":
+                return _corner(eqn, self.made)
+            case _:
+                strides = params["strides"] or ()
+                return None if any(by != 1 for by in strides) else tuple(map(int, params["start_indices"]))
+
+    def _slice(self, eqn: Any, result: Any, whole: Ints, offsets: Ints) -> Frame | None:
+        framed, starts, operand = self.of_slice(eqn, result, whole, offsets), self._starts(eqn, result), eqn.invars[0]
+        if framed is not None or starts is None:
             return framed
         # A slice along dims that no grid has, such as the one of all fields.
+        of, size = operand.aval.shape, result.aval.shape
         cut = [d for d, (n, m) in enumerate(zip(of, size, strict=True)) if n != m and whole[d] == m and not offsets[d]]
         if not cut:
             return None
         extents = tuple(of[d] if d in cut else n for d, n in enumerate(whole))
-        frame = self.at(operand, extents, tuple(0 if d in cut else at for d, at in enumerate(moved)))
+        moved = tuple(0 if d in cut else at - starts[d] for d, at in enumerate(offsets))
+        frame = self.at(operand, extents, moved)
         if frame is None:
             return None
         low = [starts[d] if d in cut else 0 for d in range(len(of))]

@@ -195,7 +195,8 @@ class _Interiors:
             return self._write(eqn)
         if name in NEUTRAL:
             return self._reduction(eqn)
-        return self.frames.moved(eqn, eqn.outvars[0], whole, (0,) * len(whole))
+        found = self.frames.of_slice if name == "slice" else self.frames.moved
+        return found(eqn, eqn.outvars[0], whole, (0,) * len(whole))
 
     def _write(self, eqn: Any) -> Frame | None:
         box, operand = _box(eqn, self.frames.made), eqn.invars[0]
