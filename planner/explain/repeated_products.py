@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import cost_models
+from planner.compiler.fusion.ragged_dot import times_computed
 from planner.explain.saved_values import SavedValues
 from planner.prediction import Products
 from planner.pricing.assignment import Chosen
@@ -53,31 +54,34 @@ def products_by_source(chosen: Chosen) -> dict[str, float]:
 def _products(chosen: Chosen) -> Iterator[tuple[Op, float, float]]:
     """The ops that multiply matrices, the operations of a call as if they were not split, and in how many parts they are.
 
-    Those in the body of a `shard_map` count as often as devices run it.
+    Those in the body of a `shard_map` count as often as devices run it; ragged ones that a compiler computes for every
+    group as often as there are groups.
     """
     graph = chosen.instance.model.graph
+    expanded = chosen.instance.mesh.compiler.runs("ragged-dot-expander")
     for op in graph.ops:
         body = body_of(op)
         if body is None and not _multiplies(op):
             continue
         trips = graph.regions[op.region].trips
         if body is None:
-            yield op, trips * op_flops(graph, op), _parts(chosen, op)
+            times = times_computed(graph, op, expanded=expanded)
+            yield op, times * trips * op_flops(graph, op), _parts(chosen, op)
             continue
         parts = float(body.devices) if body.axes is not None else _parts(chosen, op)
-        for inner, flops in _products_in(body.graph):
+        for inner, flops in _products_in(body.graph, expanded=expanded):
             yield inner, trips * body.devices * flops, parts
 
 
-def _products_in(graph: Graph) -> Iterator[tuple[Op, float]]:
+def _products_in(graph: Graph, *, expanded: bool) -> Iterator[tuple[Op, float]]:
     """The ops of a body that multiply matrices, with the operations of one run of it."""
     for op in graph.ops:
         trips, body = graph.regions[op.region].trips, body_of(op)
         if body is not None:
-            for inner, flops in _products_in(body.graph):
+            for inner, flops in _products_in(body.graph, expanded=expanded):
                 yield inner, trips * body.devices * flops
         elif _multiplies(op):
-            yield op, trips * op_flops(graph, op)
+            yield op, times_computed(graph, op, expanded=expanded) * trips * op_flops(graph, op)
 
 
 def _multiplies(op: Op) -> bool:

@@ -77,7 +77,7 @@ FOUND: dict[str, tuple[Callable[..., Any], list[tuple[int, int, float | None]]]]
     "its end cut off and padded": (lambda x: jnp.pad(x[:-1], ((0, 1), (0, 0), (0, 0))), []),
     "two borders": (
         lambda x: jnp.pad(jnp.pad(x, ((1, 0), (0, 0), (0, 0))), ((1, 0), (0, 0), (0, 0)), constant_values=1)[:-2],
-        [],
+        [(0, 2, RING)],
     ),
     "more than there is": (lambda x: jnp.pad(x, ((16, 0), (0, 0), (0, 0)))[:16], []),
 }

@@ -28,6 +28,7 @@ from planner.compiler.layout.gather_tables import (
     MOST_WASTED,
     MOST_WASTED_SCATTERED,
     Rows,
+    batch_of_tables,
     gathered_rows,
     scattered_rows,
 )
@@ -471,7 +472,7 @@ class _Homes:
         """What a TPU writes and reads of the result of a scatter beyond what is scattered.
 
         Constants that it begins with are written. One with batch dims is computed as one over all of them, on an array of
-        other dims, which the passes that read it do not fuse with.
+        other dims, which is a copy where the rows do not lie innermost.
         """
         op = self.graph.ops[kernel.op]
         if not kernel.anchor or op.kind not in SCATTERS or not self.compiler.runs("scatter-initialization"):
@@ -482,7 +483,7 @@ class _Homes:
             wasted = MOST_WASTED_SCATTERED if self.compiler.runs("scattered-rows") else MOST_WASTED
             yield whole._replace(rows=scattered_rows(self.graph, op, wasted))
         if op.params["dimension_numbers"].operand_batching_dims:
-            yield whole._replace(times=READ_AND_WRITTEN)
+            yield whole._replace(rows=batch_of_tables(self.graph, op))
 
     def slices_cut_out(self, kernel: _Kernel) -> Iterator[Access]:
         """The slices of a loop's stacks that a matmul reads but does not compute: copied, by the first to do so."""

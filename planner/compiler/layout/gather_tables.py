@@ -35,7 +35,9 @@ def lies_by_rows(row: float, column_bytes: float) -> bool:
 class Rows(NamedTuple):
     """A table with elements of `stored` bytes whose dims `within` are a row: read by a lookup, or `scattered` onto zeros.
 
-    A copy for a lookup has elements of `copied` bytes. `most_wasted`: bytes of padding for which it is laid out by rows.
+    A copy for a lookup has elements of `copied` bytes. `most_wasted`: bytes of padding for which it is laid out by rows. Of a
+    `batch` of tables that are written to one is made, with the rows of all: another array only where the rows do not lie
+    innermost.
     """
 
     stored: float
@@ -43,12 +45,15 @@ class Rows(NamedTuple):
     within: tuple[int, ...]
     scattered: bool = False
     most_wasted: float = MOST_WASTED
+    batch: bool = False
 
     def bytes(self, shape: tuple[int, ...], stored_bytes: float, innermost: int) -> float:
         """Bytes read and written beside the rows themselves for a (local) table of this shape.
 
         `stored_bytes` are those that it takes as an argument, which has the dim `innermost` innermost in memory.
         """
+        if self.batch:
+            return 0.0 if innermost in self.within else 2 * stored_bytes
         row = math.prod(shape[dim] for dim in self.within)
         filled = math.prod(shape) / row * -(-row // TILE_LANES) * TILE_LANES
         by_rows = innermost not in self.within and self.stored * filled - stored_bytes < self.most_wasted
@@ -81,10 +86,25 @@ def gathered_rows(graph: Graph, narrow: NarrowReads) -> dict[int, Rows]:
 
 def scattered_rows(graph: Graph, op: Op, most_wasted: float) -> Rows | None:
     """The rows that a scatter adds to; None where it adds single elements."""
+    rows = _written_rows(graph, op)
+    return rows._replace(most_wasted=most_wasted) if rows.within else None
+
+
+def batch_of_tables(graph: Graph, op: Op) -> Rows:
+    """The rows that a scatter with batch dims writes; of dims that it writes a part of there are rows for each element."""
+    rows, numbers = _written_rows(graph, op), op.params["dimension_numbers"]
+    table, updates = (graph.tensors[tensor].aval.shape for tensor in (op.operands[0], op.operands[-1]))
+    apart = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = zip((d for d in range(len(table)) if d not in apart), numbers.update_window_dims, strict=True)
+    whole = {dim for dim, at in window if updates[at] == table[dim]}
+    return rows._replace(within=tuple(d for d in rows.within if d in whole), scattered=False, batch=True)
+
+
+def _written_rows(graph: Graph, op: Op) -> Rows:
     aval, numbers = graph.tensors[op.results[0]].aval, op.params["dimension_numbers"]
     apart = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     within = tuple(dim for dim, extent in enumerate(aval.shape) if dim not in apart and extent > 1)
-    return Rows(aval.itemsize, aval.itemsize, within, scattered=True, most_wasted=most_wasted) if within else None
+    return Rows(aval.itemsize, aval.itemsize, within, scattered=True)
 
 
 def _argument(graph: Graph, op: Op) -> int | None:

@@ -4,7 +4,8 @@ A tensor lies as takes the least padding, as a rule. What a lookup makes of a ta
 adds to one (see `gathered_rows`), are rows, which XLA's TPU compiler reads and writes as a whole: the last dim lies
 innermost, filled up to the 128 lanes of a tile. So does a table that the program computes. What passes make of such rows,
 or such rows of, element by element, lies as they do: of messages of 8 features along the edges of a graph every pass moves
-16 times their bytes. Seen in schedules of libtpu 0.0.42.
+16 times their bytes, and of layers that save them for the backward pass each stack takes as much more memory. Seen in
+schedules of libtpu 0.0.42.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import NamedTuple
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
+
+_STACKED = ("loop_stack", "loop_slice")
+"""What a loop saves of such rows lies as they do, unless a row has two dims, such as heads and features."""
 
 
 class InRows(NamedTuple):
@@ -47,6 +51,10 @@ def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
                 _add(found, op.results[0], rows)
                 if graph.tensors[op.operands[0]].producer is not None:  # an argument lies as all arguments do
                     _add(found, op.operands[0], rows)
+        elif op.kind in _STACKED:
+            operand = op.operands[0]
+            if operand in found and found[operand].rank == 1:
+                _add(found, op.results[0], found[operand])
         elif fused[op.id]:
             for operand in op.operands:
                 for result in op.results if operand in found else ():

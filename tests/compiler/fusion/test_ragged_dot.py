@@ -13,6 +13,7 @@ from jax import lax
 import planner
 from planner.compiler.fusion.ragged_dot import masked, times_computed, times_moved
 from planner.compiler.targets.table import GPU, TPU
+from planner.explain.repeated_products import products_by_source
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
@@ -56,6 +57,15 @@ def test_on_gpus_operands_stand_once_for_every_group(name: str, topology: str, s
     plan = _whole(fn, args, topology)
     least = 2 * GROUPS * sum((X.size, MADE.size)[position] for position in held)
     assert (plan.predicted.peak_bytes >= least) is stand
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("topology", "expanded"), [("v5e:1x1", False), ("h100:1", True)])
+def test_products_are_counted_as_they_are_computed(name: str, topology: str, expanded: bool) -> None:
+    fn, args, on_tpu, _ = CASES[name]
+    plan = planner.plan(fn, args, topology=topology, options=planner.Options(check="never", workers=1))
+    counted = sum(products_by_source(plan.alternatives.chosen).values())
+    assert counted == (GROUPS if expanded else on_tpu) * 2 * ROWS * INNER * COLUMNS
 
 
 def _whole(fn: Callable[..., Any], args: tuple[Any, ...], topology: str) -> planner.Plan:

@@ -43,6 +43,26 @@ def test_what_is_looked_up_and_scattered_lies_in_rows_and_what_passes_make_of_it
     assert not _rows(on_tpu=False)
 
 
+@pytest.mark.parametrize(("heads", "in_rows"), [((), True), ((HEADS,), False)])
+def test_what_loops_save_of_rows_lies_in_rows_too(heads: tuple[int, ...], in_rows: bool) -> None:
+    numbers = jax.ShapeDtypeStruct((EDGES,), jnp.int32)
+    nodes = jax.ShapeDtypeStruct((NODES, *heads, WIDTH), jnp.float32)
+
+    def loss(h: jax.Array, senders: jax.Array, receivers: jax.Array) -> jax.Array:
+        def layer(h: jax.Array, _: None) -> tuple[jax.Array, None]:
+            messages = jnp.tanh(jnp.sin(h)[senders] * h[receivers])
+            return jax.ops.segment_sum(messages, receivers, NODES), None
+
+        return jnp.sum(jax.lax.scan(layer, h, None, length=3)[0])
+
+    graph = build_graph(trace(jax.grad(loss), (nodes, numbers, numbers)), while_trips=1.0)
+    found = compiled(graph, group_ops(graph), TPU).row_major
+    saved = [op.results[0] for op in graph.of_kinds(("loop_stack",))]
+    edges = [tensor for tensor in saved if graph.tensors[tensor].aval.shape[:2] == (3, EDGES)]
+    assert edges
+    assert {tensor in found for tensor in edges} == {in_rows}
+
+
 @pytest.mark.parametrize(
     ("shape", "column", "filled"),
     [
