@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import cost_models
 from planner.compiler.fusion.ragged_dot import times_computed
+from planner.compiler.model import CompilerModel
 from planner.explain.saved_values import SavedValues
 from planner.prediction import Products
 from planner.pricing.assignment import Chosen
@@ -58,30 +59,30 @@ def _products(chosen: Chosen) -> Iterator[tuple[Op, float, float]]:
     group as often as there are groups.
     """
     graph = chosen.instance.model.graph
-    expanded = chosen.instance.mesh.compiler.runs("ragged-dot-expander")
+    compiler = chosen.instance.mesh.compiler
     for op in graph.ops:
         body = body_of(op)
         if body is None and not _multiplies(op):
             continue
         trips = graph.regions[op.region].trips
         if body is None:
-            times = times_computed(graph, op, expanded=expanded)
+            times = times_computed(graph, op, compiler)
             yield op, times * trips * op_flops(graph, op), _parts(chosen, op)
             continue
         parts = float(body.devices) if body.axes is not None else _parts(chosen, op)
-        for inner, flops in _products_in(body.graph, expanded=expanded):
+        for inner, flops in _products_in(body.graph, compiler):
             yield inner, trips * body.devices * flops, parts
 
 
-def _products_in(graph: Graph, *, expanded: bool) -> Iterator[tuple[Op, float]]:
+def _products_in(graph: Graph, compiler: CompilerModel) -> Iterator[tuple[Op, float]]:
     """The ops of a body that multiply matrices, with the operations of one run of it."""
     for op in graph.ops:
         trips, body = graph.regions[op.region].trips, body_of(op)
         if body is not None:
-            for inner, flops in _products_in(body.graph, expanded=expanded):
+            for inner, flops in _products_in(body.graph, compiler):
                 yield inner, trips * body.devices * flops
         elif _multiplies(op):
-            yield op, times_computed(graph, op, expanded=expanded) * trips * op_flops(graph, op)
+            yield op, times_computed(graph, op, compiler) * trips * op_flops(graph, op)
 
 
 def _multiplies(op: Op) -> bool:

@@ -35,9 +35,9 @@ def lies_by_rows(row: float, column_bytes: float) -> bool:
 class Rows(NamedTuple):
     """A table with elements of `stored` bytes whose dims `within` are a row: read by a lookup, or `scattered` onto zeros.
 
-    A copy for a lookup has elements of `copied` bytes. `most_wasted`: bytes of padding for which it is laid out by rows. Of a
-    `batch` of tables that are written to one is made, with the rows of all: another array only where the rows do not lie
-    innermost.
+    A copy for a lookup has elements of `copied` bytes. `most_wasted`: bytes of padding for which it is laid out by rows. Of
+    a `batch` of tables that are written to one is made, with the rows of all: another array only where the rows do not
+    lie innermost.
     """
 
     stored: float
