@@ -142,6 +142,17 @@ class Grouping:
     placements: tuple[Placement, ...]
     unruled: tuple[int, ...]
     by_shardy: tuple[int, ...]
+    _products: dict[int, frozenset[Dim]] = field(
+        init=False, repr=False, compare=False, default_factory=dict[int, frozenset[Dim]]
+    )
+
+    def products(self, group: Group) -> frozenset[Dim]:
+        """The dims of a group's tensors that are products of several factors."""
+        if group.id not in self._products:
+            placed = map(self.placements.__getitem__, group.ops)
+            tensors = {dims for of in placed for dims in (*of.operands, *of.results)}
+            self._products[group.id] = frozenset(dim for dims in tensors for dim in dims if len(dim) > 1)
+        return self._products[group.id]
 
 
 def group_ops(graph: Graph) -> Grouping:

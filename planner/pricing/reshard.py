@@ -28,10 +28,10 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from pbqp.vectors import Floats, Indices
+from pbqp.vectors import Floats
 from planner.pricing.candidates.specs import Layout
 from planner.pricing.mesh import COLLECTIVES, Mesh
-from planner.pricing.reshard_alternatives import APART, PLAIN, Locations, ways_of
+from planner.pricing.reshard_alternatives import APART, PLAIN, WAYS, Locations, ways_of
 from planner.pricing.shares import BY_SUM, GATHER, Shares
 
 
@@ -223,7 +223,7 @@ class _Prices:
 
 @dataclass
 class _Met:
-    """The numbers of the patterns between the specs of one rank that were met: `table[source, target]`, -1 where not met.
+    """The patterns between the specs of one rank that were met: `table[way, source, target]` is a number and one, or 0.
 
     Specs have places in the table in the order in which they are met, so it is as large as what is used and no more: of
     six axes there are a million pairs of specs of a matrix, and a hundred million of an array of four dims.
@@ -231,33 +231,38 @@ class _Met:
 
     sources: dict[int, int] = field(default_factory=dict[int, int])
     targets: dict[int, int] = field(default_factory=dict[int, int])
-    table: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, 0), -1, np.int32))
+    table: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((WAYS, 0, 0), np.int32))
 
-    def places(self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> tuple[Indices, Indices]:
-        """Where specs, by their codes, have their places."""
-        found = tuple(
-            np.array([known.setdefault(code, len(known)) for code in codes.tolist()], np.intp)
+    def places(
+        self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], ways: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Where in the flat table pairs of specs, by their codes, have their places: shape (n, m), as `ways`."""
+        row, column = (
+            np.array([known.setdefault(code, len(known)) for code in codes.tolist()], np.int64)
             for known, codes in ((self.sources, rows), (self.targets, columns))
         )
-        wanted = len(self.sources), len(self.targets)
-        if any(want > have for want, have in zip(wanted, self.table.shape, strict=True)):
+        wanted, have = (len(self.sources), len(self.targets)), self.table.shape[1:]
+        if any(want > has for want, has in zip(wanted, have, strict=True)):
             # Twice what is needed, as more are met soon.
-            grown = [max(have, 2 * want) for want, have in zip(wanted, self.table.shape, strict=True)]
-            table = np.full(grown, -1, np.int32)
-            table[: self.table.shape[0], : self.table.shape[1]] = self.table
+            grown = [max(has, 2 * want) for want, has in zip(wanted, have, strict=True)]
+            table = np.zeros((WAYS, *grown), np.int32)
+            # A way that was not met takes no memory, unless it is written to.
+            for way in np.flatnonzero(self.table.any(axis=(1, 2))).tolist():
+                table[way, : have[0], : have[1]] = self.table[way]
             self.table = table
-        return found[0], found[1]
+        _, height, width = self.table.shape
+        return (ways * height + row[:, None]) * width + column
 
 
 @dataclass
 class Patterns:
     """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
 
-    `met[rank, way]` has the numbers of patterns; `steps` are those of all patterns as (pattern, kind, mask, held);
+    `met[rank]` has the numbers of patterns; `steps` are those of all patterns as (pattern, kind, mask, held);
     `prices` keeps what they cost on the meshes seen, `indices` the patterns between all specs of two nodes there.
     """
 
-    met: dict[tuple[int, int], _Met] = field(default_factory=dict[tuple[int, int], _Met])
+    met: dict[int, _Met] = field(default_factory=dict[int, _Met])
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
@@ -278,21 +283,18 @@ class Patterns:
         states = np.where(partial & (source < 0), rank + 1, source + 1).astype(np.int64)
         rows = states @ (rank + 2) ** np.arange(axes)
         columns = (target.astype(np.int64) + 1) @ (rank + 1) ** np.arange(axes)
-        found = np.empty(ways.shape, np.int64)
-        for way in np.unique(ways).tolist():
-            met = self.met.setdefault((rank, way), _Met())
-            row, column = met.places(rows, columns)
-            taken = ways == way
-            known = met.table[row[:, None], column[None, :]]
-            i, j = np.nonzero(taken & (known < 0))
-            if i.size:
-                known[i, j] = self._learn(source[i], partial[i], target[j], way)
-                met.table[row[i], column[j]] = known[i, j]
-            found[taken] = known[taken]
-        return found
+        met = self.met.setdefault(rank, _Met())
+        places = met.places(rows, columns, ways)
+        table = met.table.reshape(-1)
+        found = table.take(places)
+        if not found.all():
+            i, j = np.nonzero(found == 0)
+            table[places[i, j]] = self._learn(source[i], partial[i], target[j], ways[i, j]) + 1
+            found = table.take(places)
+        return found.astype(np.int64) - 1
 
     def _learn(
-        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, way: int
+        self, source: Locations, partial: npt.NDArray[np.bool_], target: Locations, ways: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         """The patterns of some reshards; those that differ only in the numbers of their dims share one."""
         axes = source.shape[1]
@@ -307,7 +309,7 @@ class Patterns:
                 fresh &= ~same
             number[fresh, place] = met[fresh]
             met += fresh
-        keys = np.concatenate([number, partial, np.full((len(dims), 1), way)], axis=1, dtype=np.int8)
+        keys = np.concatenate([number, partial, ways[:, None]], axis=1, dtype=np.int8)
         void = keys.view(np.dtype((np.void, keys.shape[1])))
         distinct, of = np.unique(void, return_inverse=True)
         learnt = [self._pattern(key, axes) for key in map(bytes, distinct.tolist())]

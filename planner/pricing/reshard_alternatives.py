@@ -13,7 +13,8 @@ from planner.pricing.mesh import Mesh, parts_of_masks
 
 Locations = npt.NDArray[np.int8]
 """Rows of locations: for every axis of a mesh the dim that it splits, or -1."""
-PLAIN, APART, SUMMED = range(3)
+WAYS = 3
+PLAIN, APART, SUMMED = range(WAYS)
 """The ways of a reshard: as `reshard` says; axes arrive on a dim when others are gone; sums are not scattered."""
 
 
@@ -32,27 +33,62 @@ def ways_of(
     Parameters as of `reshard.patterns_of`; where the chip is a TPU, its compiler says which sums it can scatter.
     """
     ways = np.full((len(source), len(target)), PLAIN, np.int64)
-    if mesh.compiler.runs("tiling") and partial.any():
-        places = [tuple(range(len(shape)))] if orders is None else orders
+    bits = 1 << np.arange(len(mesh.sizes))
+    # By dim the axes that the target puts on it.
+    onto = [(target == dim) @ bits for dim in range(len(shape))]
+    masks = partial @ bits
+    if mesh.compiler.runs("tiling") and masks.any():
+        orders = [tuple(range(len(shape)))] if orders is None else orders
         itemsize = round(whole_bytes / max(1, math.prod(shape)))
-        parts = parts_of_masks(mesh.sizes)
-        masks = partial @ (1 << np.arange(len(mesh.sizes)))
-        for mask in np.unique(masks[masks > 0]).tolist():
+        parts, held = parts_of_masks(mesh.sizes), local_extents(source, mesh.sizes, shape)
+        for mask in sorted({*masks.tolist()} - {0}):
             rows = np.flatnonzero(masks == mask)
-            held = local_extents(source[rows], mesh.sizes, shape)
-            ordered = [(order, held[:, order].tolist()) for order in places]
-            onto = target[:, partial[rows[0]]]
-            for dim in np.unique(onto[onto >= 0]).tolist():
-                columns = np.flatnonzero((onto == dim).all(axis=1))
-                scattered = np.zeros(len(rows), np.bool_)
-                for order, extents in ordered:
-                    at = order.index(dim)
-                    scattered |= [
-                        scatters(mesh.chip, tuple(of), at, parts=parts[mask], itemsize=itemsize) for of in extents
-                    ]
-                ways[np.ix_(rows[~scattered], columns)] = SUMMED
-    ways[_crowded(source, target, mesh.sizes, shape)] = APART
+            extents, of_row = _distinct(held[rows].tolist())
+            for dim, axes in enumerate(onto):
+                columns = np.flatnonzero((axes & mask) == mask)
+                if not columns.size:
+                    continue
+                summed = [
+                    not any(
+                        scatters(
+                            mesh.chip,
+                            tuple([of[d] for d in order]),
+                            order.index(dim),
+                            parts=parts[mask],
+                            itemsize=itemsize,
+                        )
+                        for order in orders
+                    )
+                    for of in extents
+                ]
+                if any(summed):
+                    ways[rows[np.array(summed)[of_row], None], columns] = SUMMED
+    every = math.prod(mesh.sizes)
+    for dim, extent in enumerate(shape):
+        if extent % every:
+            _set_apart(ways, (source == dim) @ bits, onto[dim], mesh.sizes, extent)
     return ways
+
+
+def _distinct(lines: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The distinct ones of some lines, and for every line which of them it is."""
+    number: dict[tuple[int, ...], int] = {}
+    of = [number.setdefault(tuple(line), len(number)) for line in lines]
+    return list(map(list, number)), of
+
+
+def _set_apart(
+    ways: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64],
+    sizes: Sequence[int],
+    extent: int,
+) -> None:
+    """Marks the pairs of specs for which a dim is too small for all axes that one (`rows`) or the other puts on it."""
+    if rows.any() and columns.any():
+        indivisible = np.array([extent % parts != 0 for parts in parts_of_masks(sizes)])
+        if indivisible[np.bitwise_or.reduce(rows) | np.bitwise_or.reduce(columns)]:
+            ways[indivisible[rows[:, None] | columns]] = APART
 
 
 def local_extents(locations: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -69,18 +105,3 @@ def local_extents(locations: Locations, sizes: Sequence[int], shape: Sequence[in
 def holds_several(locations: Locations, sizes: Sequence[int], shape: Sequence[int], dim: int) -> npt.NDArray[np.bool_]:
     """Whether a device's part of an array of this whole shape has several elements along a dim, at each location."""
     return local_extents(locations, sizes, shape)[:, dim] > 1
-
-
-def _crowded(source: Locations, target: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """For every pair of specs, whether a dim may be too small for all axes that one or the other puts on it."""
-    crowded = np.zeros((len(source), len(target)), np.bool_)
-    every = int(np.prod(sizes, dtype=np.int64))
-    bits = 1 << np.arange(len(sizes))
-    for dim, extent in enumerate(shape):
-        if extent % every == 0:
-            continue
-        rows, columns = (source == dim) @ bits, (target == dim) @ bits
-        if rows.any() and columns.any():
-            indivisible = np.array([extent % parts != 0 for parts in parts_of_masks(sizes)])
-            crowded |= indivisible[rows[:, None] | columns]
-    return crowded

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
 from planner.transforms.apply import formed
 from planner.transforms.remat_choice import Front
-from tests.transforms.choices import drawn_choice
+from tests.transforms.choices import drawn_choice, saves
 from tests.transforms.loops import LAYERS, PROGRAMS, arguments
 from tests.zoo import zoo_science
 
@@ -121,3 +122,23 @@ def test_a_loop_that_reads_what_another_has_carried_to_its_end() -> None:
     """The first loop cannot be handed it."""
     (crossing,) = crossings(trace(PROGRAMS["read_later"](), arguments()))
     assert [value.name for value in crossing.values] == ["carry"]
+
+
+def test_derivatives_saved_of_what_the_loss_repeats_are_computed_behind_it() -> None:
+    weights, batch = [jnp.full((16, 16), 0.1 + 0.01 * n) for n in range(3)], jnp.arange(64.0).reshape(4, 16) / 64
+
+    def scaled(x: jax.Array) -> jax.Array:
+        return x * jax.lax.rsqrt(jnp.maximum(0.0, jnp.mean(x**2, axis=-1, keepdims=True)) + 1e-3)
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = x + jnp.tanh(scaled(x) @ w)
+        return jnp.mean(jnp.sin(scaled(x)))
+
+    step = jax.value_and_grad(loss)
+    program = trace(step, (weights, batch))
+    (found,) = crossings(program)
+    other = formed(program, Form(saved=(saves(found, range(len(found.values))),)))
+    results = jax.jit(jex_core.jaxpr_as_fun(other.jaxpr))(*weights, batch, *other.constants)
+    for here, there in zip(jax.tree.leaves(step(weights, batch)), results, strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5)

@@ -27,10 +27,9 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from planner.decisions.decision_graph import own_dims
 from planner.decisions.groups import Group, Grouping
 from planner.pricing.reshard import Locations
-from planner.rules.rule import Dims
+from planner.rules.rule import Dim, Dims
 
 SEARCHED_AXES = 3
 """Most axes of a searched mesh, on which all strategies of a group are offered."""
@@ -122,22 +121,23 @@ def group_strategies(
 ) -> Strategies:
     """The strategies of a group; `weights[f]`, the bytes that have factor f, decides which factors go if there are many."""
     usable = [f for f, size in enumerate(group.sizes) if f not in group.whole and _splits_evenly(size, axis_sizes)]
-    tensors = {dims for op in group.ops for dims in grouping.placements[op].operands + grouping.placements[op].results}
-    offer = _Offer(usable=usable, sizes=group.sizes, axis_sizes=axis_sizes, tensors=tensors, weights=weights)
+    offer = _Offer(
+        usable=usable, sizes=group.sizes, axis_sizes=axis_sizes, products=grouping.products(group), weights=weights
+    )
     return offer.strategies(demands, used)
 
 
 def tensor_strategies(
     shape: Sequence[int], axis_sizes: tuple[int, ...], demands: Sequence[Demand] = (), used: Used = frozenset()
 ) -> Strategies:
-    """The strategies of a tensor that is placed on its own, one factor per dim (see `flow.own_dims`)."""
+    """The strategies of a tensor that is placed on its own, one factor per dim (see `decision_graph.own_dims`)."""
     # Nothing is gained by splitting an array without elements, and JAX 0.10 cannot fetch one that is returned split.
     usable = [i for i, extent in enumerate(shape) if _splits_evenly(extent, axis_sizes)] if 0 not in shape else []
     offer = _Offer(
         usable=usable,
         sizes=tuple(shape),
         axis_sizes=axis_sizes,
-        tensors={own_dims(tuple(shape))},
+        products=frozenset(),
         weights=np.ones(len(shape)),
     )
     return offer.strategies(demands, used)
@@ -154,12 +154,12 @@ Choices = list[tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Offer:
-    """What strategies of a group are made of: `usable` factors of all `sizes`, in the dims of `tensors`."""
+    """What strategies of a group are made of: `usable` factors of all `sizes`; `products` are dims of several factors."""
 
     usable: Sequence[int]
     sizes: tuple[int, ...]
     axis_sizes: tuple[int, ...]
-    tensors: Iterable[Dims]
+    products: frozenset[Dim]
     weights: npt.NDArray[np.float64]
 
     def strategies(self, demands: Sequence[Demand], used: Used) -> Strategies:
@@ -172,11 +172,12 @@ class _Offer:
         most = MAX_OF_MANY_AXES if several else MAX_STRATEGIES
         complete = _count(choices) <= most
         if complete or not several:
-            found = self._valid(_all_of(self._fewer(choices, most)))
+            found = self._all_of(self._fewer(choices, most))
         else:
             own = [tuple(f for f in of if f < 0 or (a, f) in used) or of for a, of in enumerate(choices)]
-            first = self._valid(_all_of(self._fewer(own, most)))
-            runs = self._valid(self._in_runs(self._fewer(choices, MAX_STRATEGIES**2)))
+            first = self._all_of(self._fewer(own, most))
+            runs = self._in_runs(self._fewer(choices, MAX_STRATEGIES**2))
+            runs = _valid(runs, tuple(self.usable), self.sizes, self.axis_sizes, self.products)
             rows = dict.fromkeys(map(tuple, np.concatenate([first, runs]).tolist()))
             found = np.array(sorted(list(rows)[: max(most, len(first))]), np.int16).reshape(-1, len(axes))
         return Strategies(assignment=found, axis_sizes=self.axis_sizes, num_factors=len(self.sizes), complete=complete)
@@ -195,17 +196,39 @@ class _Offer:
         split = sum((float(self.weights[f]) * (found == f).any(axis=1) for f in self.usable), np.zeros(len(found)))
         return found[np.lexsort((np.arange(len(found)), -split, largest, count))]
 
-    def _valid(self, assignment: Assignments) -> Assignments:
-        """The assignments that divide evenly and leave every tensor with a spec that JAX can write."""
-        keep = np.ones(len(assignment), np.bool_)
-        axis = np.asarray(self.axis_sizes, np.int64)
-        cut = {f: np.prod(np.where(assignment == f, axis, 1), axis=1) for f in self.usable}
-        for factor, parts in cut.items():
-            keep &= self.sizes[factor] % parts == 0
-        compound = {dim for dims in self.tensors for dim in dims if len(dim) > 1}
-        for dim in compound:
-            keep &= _writable(dim, assignment, cut, self.sizes)
-        return assignment[keep]
+    def _all_of(self, choices: Choices) -> Assignments:
+        """The valid ones of all assignments; not to be changed."""
+        return _valid_of_all(tuple(choices), tuple(self.usable), self.sizes, self.axis_sizes, self.products)
+
+
+@lru_cache(maxsize=2**12)
+def _valid_of_all(
+    choices: tuple[tuple[int, ...], ...],
+    usable: tuple[int, ...],
+    sizes: tuple[int, ...],
+    axis_sizes: tuple[int, ...],
+    products: frozenset[Dim],
+) -> Assignments:
+    """The valid ones of all assignments: groups of other forms of a program, and of other layers, have the same."""
+    return _valid(_all_of(choices), usable, sizes, axis_sizes, products)
+
+
+def _valid(
+    assignment: Assignments,
+    usable: Sequence[int],
+    sizes: Sequence[int],
+    axis_sizes: Sequence[int],
+    products: frozenset[Dim],
+) -> Assignments:
+    """The assignments that divide evenly and leave every tensor with a spec that JAX can write."""
+    keep = np.ones(len(assignment), np.bool_)
+    axis = np.asarray(axis_sizes, np.int64)
+    cut = {f: np.prod(np.where(assignment == f, axis, 1), axis=1) for f in usable}
+    for factor, parts in cut.items():
+        keep &= sizes[factor] % parts == 0
+    for dim in products:
+        keep &= _writable(dim, assignment, cut, sizes)
+    return assignment[keep]
 
 
 @lru_cache(maxsize=256)
@@ -241,7 +264,7 @@ def _count(choices: Choices) -> int:
     return math.prod(map(len, choices))
 
 
-def _all_of(choices: Choices) -> Assignments:
+def _all_of(choices: Sequence[tuple[int, ...]]) -> Assignments:
     rows = list(itertools.product(*choices))
     return np.array(rows, dtype=np.int16).reshape(len(rows), len(choices))
 

@@ -47,7 +47,9 @@ def _moved(crossing: WrittenOut, saved: frozenset[int]) -> dict[int, list[int]]:
             made |= {crossing.numbers[var]: position for var in eqn.outvars}
     found: dict[int, list[int]] = {}
     for number in order:
-        made[number] = max((made.get(operand, 0) for operand in crossing.operands_of(number)), default=0)
+        # Operands that both passes have anyway count too: the forward pass may make them behind all others.
+        by = crossing.made[number]
+        made[number] = max((made.get(by.numbers[atom], 0) for atom in by.eqn.invars if is_var(atom)), default=0)
         found.setdefault(made[number], []).append(number)
     return found
 

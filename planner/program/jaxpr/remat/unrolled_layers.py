@@ -175,16 +175,19 @@ class WrittenOut(Between):
         What several checkpoints take, such as a mask, is of no layer.
         """
         times = Counter(number for own in taken for number in own)
-        there = set(times)
+        bit = {number: 1 << at for at, number in enumerate(times)}
+        # By number the bits of what is taken that it is computed of without anything taken between.
+        read: dict[int, int] = {}
+        for number in self.in_order(times):
+            of = 0
+            for operand in self.operands_of(number):
+                of |= bit.get(operand) or read[operand]
+            read[number] = of
         for own in taken:
             alone = {number for number in own if times[number] == 1}
             yield from own - alone
-            for number in alone:
-                there.remove(number)
-                read = {n for made in self.in_order([number], there) for n in self.operands_of(made)}
-                there.add(number)
-                if alone.isdisjoint(read - {number}):
-                    yield number
+            every = sum(map(bit.__getitem__, alone))
+            yield from (number for number in alone if not read[number] & (every - bit[number]))
 
     def _need(self, atoms: Sequence[Any]) -> None:
         for atom in atoms:
