@@ -22,6 +22,7 @@ from planner.options import Options
 from planner.planning.checks import Verdict, why_not_compiled
 from planner.plans.finalize import decide
 from planner.pricing.mesh import Shape, ShapeKey, mesh_text, shape_key
+from planner.program.tracing.gc_pause import paused
 from planner.search.fewer_devices import on_fewer_devices
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
@@ -71,13 +72,14 @@ class MeshCandidates:
         """See `planner.planning.candidates.Candidates`."""
         if not self._tried:
             target, options = self._variants.target, self._options
-            best = best_variant(
-                self._variants,
-                self._meshes,
-                options,
-                # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
-                judged=lambda: COMPILERS[target.platform].reports_peak and not why_not_compiled(target, options),
-            )
+            with paused():
+                best = best_variant(
+                    self._variants,
+                    self._meshes,
+                    options,
+                    # The CPU's compiler has no limit to keep to, and its peak is not trustworthy.
+                    judged=lambda: COMPILERS[target.platform].reports_peak and not why_not_compiled(target, options),
+                )
             self._problem, self._limit_bytes, self._none_fits = best.problem, best.limit_bytes, best.none_fits
             self._notes = (*self._own_notes, *best.notes)
             self._most_bytes = max(self._limit_bytes, self._problem.request.memory_limit)

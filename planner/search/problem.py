@@ -49,15 +49,20 @@ class Analysis:
     """What is found once in a program on a target, whatever is minimised within whatever memory.
 
     `request` names the topology, the prices, the pins and the inputs; its objective and its memory limit are not read.
-    `without` are passes of the compiler that are switched off, to measure what they are worth. The costly columns are
-    worked out when they are first read: a process that does not search, and a form of which only the program is looked at,
-    never need them. `meshes` are those that problems were stated on. `given_model` is the model where it is some of
-    another's, `given_cost_model` the cost model where it is not that of the request.
+    `tensor_pins` and `output_pins` are the pinned specs by tensor and by position of an output, `parts` the arguments of
+    which processes bring parts, with the dim along which. `without` are passes of the compiler that are switched off, to
+    measure what they are worth. The costly columns are worked out when they are first read: a
+    process that does not search never needs them. `meshes` are those that problems were stated on. `given_model` is the
+    model where it is some of another's, `given_cost_model` the cost model where it is not that of the request.
     """
 
     program: Program
     target: Target
     request: Request
+    graph: Graph
+    tensor_pins: Mapping[int, PartitionSpec]
+    output_pins: Mapping[int, PartitionSpec]
+    parts: Mapping[int, int]
     without: tuple[PassName, ...] = ()
     meshes: Meshes = field(default_factory=Meshes)
     pooled: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
@@ -69,39 +74,6 @@ class Analysis:
     def compiler(self) -> CompilerModel:
         """The compiler model of the target."""
         return compiler_of(self.request.topology.chip).without(*self.without)
-
-    @cached_property
-    @paused()
-    def graph(self) -> Graph:
-        """The op graph of the program."""
-        if self.given_model is not None:
-            return self.given_model.graph
-        return build_graph(self.program, while_trips=self.request.while_trips)
-
-    @cached_property
-    def _pins(self) -> MatchedPins:
-        return match_pins(self.request.pins, self.graph) if self.request.pins else ({}, {})
-
-    def check_pins(self) -> None:
-        """Nothing. Raises: PinError for a pin that matches nothing."""
-        _ = self._pins
-
-    @property
-    def tensor_pins(self) -> Mapping[int, PartitionSpec]:
-        """The pinned specs by tensor."""
-        return self._pins[0]
-
-    @property
-    def output_pins(self) -> Mapping[int, PartitionSpec]:
-        """The pinned specs by position of an output."""
-        return self._pins[1]
-
-    @cached_property
-    def parts(self) -> Mapping[int, int]:
-        """The arguments of which processes bring parts, with the dim along which."""
-        dims = {} if self.target.processes.alone else self.request.process_local
-        named = zip(self.program.arguments, self.graph.inputs, strict=True) if dims else ()
-        return {tensor: dims[leaf.name] for leaf, tensor in named if leaf.name in dims}
 
     @cached_property
     @paused()
@@ -286,8 +258,20 @@ def planning_problem(
 
     Raises: PinError for a pin that matches nothing.
     """
-    analysis = Analysis(program=program, target=target, request=request, meshes=meshes or Meshes())
-    analysis.check_pins()
+    graph = build_graph(program, while_trips=request.while_trips)
+    tensor_pins, output_pins = match_pins(request.pins, graph)
+    dims = {} if target.processes.alone else request.process_local
+    names = (leaf.name for leaf in program.arguments)
+    analysis = Analysis(
+        program=program,
+        target=target,
+        request=request,
+        graph=graph,
+        tensor_pins=tensor_pins,
+        output_pins=output_pins,
+        parts={tensor: dims[name] for tensor, name in zip(graph.inputs, names, strict=True) if name in dims},
+        meshes=meshes or Meshes(),
+    )
     return PlanningProblem(analysis=analysis, request=request)
 
 

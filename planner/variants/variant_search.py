@@ -23,7 +23,6 @@ from planner.options import Options
 from planner.pricing.candidates.pins import close_names
 from planner.pricing.mesh import Shape
 from planner.program.jaxpr.remat.residuals import Crossing
-from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.traced import Program
 from planner.search.infeasible import with_reason
 from planner.search.mesh_search import SearchOptions, SearchResult, search
@@ -55,7 +54,6 @@ ALL_SAVED = (
 """What a plan says of a form without checkpoints in which nothing else is chosen."""
 
 
-@paused()
 def best_variant(
     variants: ProblemVariants,
     meshes: Sequence[Shape],

@@ -472,18 +472,22 @@ class _Homes:
         """What a TPU writes and reads of the result of a scatter beyond what is scattered.
 
         Constants that it begins with are written. One with batch dims is computed as one over all of them, on an array of
-        other dims, which is a copy where the rows do not lie innermost.
+        other dims: passes that read what began with constants do not fuse with it, and of other arrays it is a copy where
+        the rows do not lie innermost.
         """
         op = self.graph.ops[kernel.op]
         if not kernel.anchor or op.kind not in SCATTERS or not self.compiler.runs("scatter-initialization"):
             return
         (dims,) = self.walk.grouping.placements[op.id].results
         whole = self.access(op.results[0], dims, number)
-        if not self.walk.materialized[op.operands[0]]:
+        held = self.walk.materialized[op.operands[0]]
+        if not held:
             wasted = MOST_WASTED_SCATTERED if self.compiler.runs("scattered-rows") else MOST_WASTED
             yield whole._replace(rows=scattered_rows(self.graph, op, wasted))
         if op.params["dimension_numbers"].operand_batching_dims:
-            yield whole._replace(rows=batch_of_tables(self.graph, op))
+            yield (
+                whole._replace(rows=batch_of_tables(self.graph, op)) if held else whole._replace(times=READ_AND_WRITTEN)
+            )
 
     def slices_cut_out(self, kernel: _Kernel) -> Iterator[Access]:
         """The slices of a loop's stacks that a matmul reads but does not compute: copied, by the first to do so."""
