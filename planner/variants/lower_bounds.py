@@ -38,6 +38,8 @@ MUCH = 0.15
 """The part of what fewer parts take at the least for which more are taken."""
 NEARLY = 0.8
 """The part of what can be gained on the chips with which as few parts are taken as gain so much."""
+MATTERS = 0.25
+"""The part of a bound that computing without memory takes at the least where a bound without memory is sought."""
 
 
 SLACK = 0.002
@@ -117,17 +119,17 @@ def least_of_any_form(
     saving_all = replace(of, microbatches=1, saved=() if chooses_saved else of.saved, offloaded=(), hosted=())
     with suppress(ArgumentError, PinError):
         problem = variants.of(replace(saving_all, without_checkpoints=lifted))
-        return max(computing, _least_communicating(problem, meshes, options, best))
+        return max(computing, _least_communicating(problem, meshes, options, best, known=computing))
     return computing
 
 
 def _least_communicating(
-    problem: PlanningProblem, meshes: Sequence[Shape], options: Options, best: VariantResult
+    problem: PlanningProblem, meshes: Sequence[Shape], options: Options, best: VariantResult, *, known: float
 ) -> float:
     """Seconds that the problem of the form that saves all takes on the best of the meshes, if memory took none.
 
     What its backward pass reads of its forward pass is there as it wants it: a form that computes it again may have it so.
-    At most the value of the `best` plan.
+    At most the value of the `best` plan, and 0 where memory is all that matters beside the `known` bound.
     """
     model, plan = problem.model, best.result.candidates[0]
     transfers = tuple(transfer for transfer in model.flow.transfers if not _crosses(model.graph, transfer))
@@ -135,7 +137,10 @@ def _least_communicating(
         replace(model, flow=replace(model.flow, transfers=transfers), given_savings=model.savings)
     )
     solving, found, own = solve_options(options, Deadline.never()), plan.value, plan.instance.mesh
-    computed = common.least_pooled(meshes[0], math.prod(meshes[0].values()))
+    devices = max(math.prod(mesh.values()) for mesh in meshes)
+    computed = common.least_pooled(meshes[0], devices)
+    if computed / devices < MATTERS * known:
+        return 0.0
     for mesh in sorted(meshes, key=lambda mesh: (mesh != own.shape, -math.prod(mesh.values()))):
         if computed / math.prod(mesh.values()) < found:
             with suppress(PinError, InfeasibleError):  # of pins that do not fit the mesh
