@@ -5,6 +5,7 @@
 The layers are those of Llama 3 8B, attention in blocks of 32 queries. Each number of layers is planned without hosts, and
 with them: as users do on TPUs, by name on GPUs. The largest whose step fits by the compiler of the topology is found by
 doubling and halving among multiples of `STEP` layers, taken as if what fits did so for fewer layers. Nothing is run.
+Rows of other topologies stay in the file, each topology with the stamp of its own.
 """
 
 from __future__ import annotations
@@ -90,11 +91,12 @@ def main() -> None:
     parser.add_argument("--topology", default=",".join(TOPOLOGIES))
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = json.loads(given.out.read_text())["found"] if given.out.exists() else {}
     for topology in given.topology.split(","):
         named = {"opt_state/*": "host", "params/*": "host"} if topology.startswith("h") else "auto"
-        found[topology] = {"never": largest(topology, "never"), "hosts": largest(topology, named)}
-        given.out.write_text(json.dumps({**stamp(), "found": found}, indent=1) + "\n")
+        rows = {"never": largest(topology, "never"), "hosts": largest(topology, named)}
+        found[topology] = {"stamp": stamp(), **rows}
+        given.out.write_text(json.dumps({"found": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
