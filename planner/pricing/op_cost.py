@@ -21,7 +21,7 @@ from pbqp.vectors import Floats
 from planner.compiler.analysis import Model
 from planner.compiler.fusion.bytes_accessed import ON_CHIP, WORKING_SET, Array
 from planner.compiler.fusion.loop_fusion import FusedPass
-from planner.compiler.fusion.ragged_dot import WEIGHTS, has_turned_weights, times_computed
+from planner.compiler.fusion.ragged_dot import WEIGHTS, has_transposed_weights, times_computed
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
 from planner.decisions.groups import Group, Grouping
@@ -347,10 +347,10 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
         position = op.operands.index(fetch.tensor)
         whole = _bytes(graph, strategies, fetch.tensor, placement.operands[position])
         copied.setdefault(position, np.zeros(len(strategies)))[fetch.rows] = 2 * whole[fetch.rows] / fetch.shared
-    if compiler.runs("ragged-operand-layout") and has_turned_weights(op):
+    if compiler.runs("ragged-operand-layout") and has_transposed_weights(op):
         copied[WEIGHTS] = 2 * _bytes(graph, strategies, op.operands[WEIGHTS], placement.operands[WEIGHTS])
     if copied:
-        # A part and its halo are put together in memory before the op runs, and weights turned.
+        # A part and its halo are put together in memory before the op runs, and weights transposed.
         moved = sum(copied.values(), zero)
         passes = model.compute_seconds(kind="concatenate", engine="vector", dtype=dtype, flops=zero, bytes=moved)
         seconds = seconds + np.where(moved > 0, passes, 0.0)

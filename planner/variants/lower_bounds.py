@@ -138,11 +138,11 @@ def _least_communicating(
     )
     solving, found, own = solve_options(options, Deadline.never()), plan.value, plan.instance.mesh
     devices = max(math.prod(mesh.values()) for mesh in meshes)
-    computed = common.least_pooled(meshes[0], devices)
-    if computed / devices < MATTERS * known:
+    evenly = Floors(common, meshes[0], devices, spared=0.0).of(1)
+    if evenly < MATTERS * known:
         return 0.0
     for mesh in sorted(meshes, key=lambda mesh: (mesh != own.shape, -math.prod(mesh.values()))):
-        if computed / math.prod(mesh.values()) < found:
+        if evenly * devices / math.prod(mesh.values()) < found:
             with suppress(PinError, InfeasibleError):  # of pins that do not fit the mesh
                 found = look(common.state(common.mesh(mesh)), solving.afresh(), best=found).bound
     # Another form may have fewer kernels.

@@ -124,7 +124,7 @@ def test_a_loop_that_reads_what_another_has_carried_to_its_end() -> None:
     assert [value.name for value in crossing.values] == ["carry"]
 
 
-def test_derivatives_saved_of_what_the_loss_repeats_are_computed_behind_it() -> None:
+def test_derivatives_saved_of_what_the_loss_computes_too_are_computed_behind_it() -> None:
     weights, batch = [jnp.full((16, 16), 0.1 + 0.01 * n) for n in range(3)], jnp.arange(64.0).reshape(4, 16) / 64
 
     def scaled(x: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.complex_planes import complex_planes, real_transforms
 from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
-from planner.compiler.fusion.ragged_dot import masked_buffers, turned_buffers
+from planner.compiler.fusion.ragged_dot import masked_buffers, transposed_buffers
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import is_fused
@@ -61,8 +61,8 @@ def _masked_groups(program: CompiledProgram) -> None:
     program.buffers += masked_buffers(program.graph)
 
 
-def _turned_weights(program: CompiledProgram) -> None:
-    program.buffers += turned_buffers(program.graph)
+def _transposed_weights(program: CompiledProgram) -> None:
+    program.buffers += transposed_buffers(program.graph)
 
 
 def _separate_results(program: CompiledProgram) -> None:
@@ -185,7 +185,7 @@ RAGGED_OPERAND_LAYOUT = Pass(
         release="libtpu 0.0.42, libtpu 0.0.50", seen="gradients of experts of 2 thousand by 7 thousand on v5e"
     ),
     writes=("buffers",),
-    run=_turned_weights,
+    run=_transposed_weights,
 )
 
 RESULT_TABLE = Pass(

@@ -54,13 +54,15 @@ def masked_buffers(graph: Graph) -> list[Buffer]:
     ]
 
 
-def turned_buffers(graph: Graph) -> list[Buffer]:
+def transposed_buffers(graph: Graph) -> list[Buffer]:
     """The weights that are copied for their kernels, in memory beside themselves meanwhile."""
     ops = graph.of_kinds((KIND,))
-    return [Buffer(tensor=op.operands[WEIGHTS], start=op.id, stop=op.id + 1) for op in ops if has_turned_weights(op)]
+    return [
+        Buffer(tensor=op.operands[WEIGHTS], start=op.id, stop=op.id + 1) for op in ops if has_transposed_weights(op)
+    ]
 
 
-def has_turned_weights(op: Op) -> bool:
+def has_transposed_weights(op: Op) -> bool:
     """Whether an op is a ragged dot of weights whose summed dim lies inside of their columns."""
     if op.kind != KIND:
         return False
