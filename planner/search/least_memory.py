@@ -18,7 +18,7 @@ lowers the bound.)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from pbqp.options import SolveOptions
-from pbqp.problem import Problem
+from pbqp.problem import Edge, Problem
 from pbqp.smaller.quotient import solve_shared
 from pbqp.vectors import Floats
 from planner.pricing.memory import MemoryModel
@@ -78,18 +78,23 @@ class Aim:
 def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, solving: SolveOptions) -> Least:
     """The plan of about the smallest peak memory, from the choice `start`.
 
-    It ends at a gap of 1 %, as far as it is aimed at, or where no weights prove more.
+    It ends at a gap of 1 %, as far as it is aimed at, or where no weights prove more. Infinite where no plan is allowed.
     """
     count = len(memory.instance.strategies)
-    best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
-    if peak <= 0:  # arrays without elements only
-        return Least(choice=best, peak_bytes=peak, bound=peak, weights={})
     bare = Problem(
         name="least memory",
         node_costs=tuple(EVERYWHERE * values for values in memory.average_bytes()),
-        edges=(),
+        edges=tuple(_forbidden(memory.instance.problem)),
         node_names=tuple(node.name for node in memory.instance.model.flow.nodes),
     )
+    if bare.edges and math.isinf(bare.evaluate(start[:count])):
+        allowed = solve_shared(bare, solving.afresh()).choice
+        if allowed is None:
+            return Least(choice=tuple(start[:count]), peak_bytes=math.inf, bound=memory.floor_bytes(), weights={})
+        start = allowed
+    best, peak, bound = tuple(start[:count]), float(memory.profile(start).max()), memory.floor_bytes()
+    if peak <= 0:  # arrays without elements only
+        return Least(choice=best, peak_bytes=peak, bound=peak, weights={})
     known = {point: weight for point, weight in aim.weights.items() if weight > 0}
     gains = {point: math.log(weight / max(known.values())) for point, weight in known.items()}
     choice: Sequence[int] = best
@@ -120,6 +125,16 @@ def least_memory(memory: MemoryModel, start: Sequence[int], aim: Aim, solving: S
             weights = tried
         bound, choice = max(bound, solution.bound), solution.choice
     return Least(choice=best, peak_bytes=peak, bound=min(bound, peak), weights=weights or _shares(gains))
+
+
+def _forbidden(problem: Problem) -> Iterator[Edge]:
+    """The pairs of choices that are forbidden, such as those of a copy to a host that would also move between devices."""
+    known: dict[int, Floats] = {}
+    for edge in problem.edges:
+        if id(edge.costs) not in known:
+            known[id(edge.costs)] = np.where(np.isinf(edge.costs), math.inf, 0.0)
+        if known[id(edge.costs)].any():
+            yield Edge(nodes=edge.nodes, costs=known[id(edge.costs)])
 
 
 def _gain(gains: dict[int, float], profile: Floats) -> None:

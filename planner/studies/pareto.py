@@ -75,6 +75,7 @@ class Front(Printed, tuple[Plan, ...]):
             "plans": [
                 {
                     "peak_bytes": plan.predicted.peak_bytes,
+                    "host_bytes": plan.predicted.offloaded_bytes,
                     self.objective: cost_of(plan.decision, self.objective),
                     "mesh": dict(plan.decision.mesh_shape),
                     "minimised": plan.decision.request.objective,
@@ -97,10 +98,12 @@ class Front(Printed, tuple[Plan, ...]):
             f"call, {count(len(self), 'plan')}"
         )
         most = max(self[-1].predicted.peak_bytes, 1.0)
+        waiting = any(plan.predicted.offloaded_bytes for plan in self)
         rows = [
             (
                 str(i),
                 quantity(plan.predicted.peak_bytes, "B"),
+                *([quantity(plan.predicted.offloaded_bytes, "B")] if waiting else []),
                 f"{plan.predicted.peak_bytes / most:.1%}",
                 quantity(cost, unit),
                 f"x {cost / costs[-1]:.3g}" if costs[-1] > 0 else "",
@@ -110,7 +113,9 @@ class Front(Printed, tuple[Plan, ...]):
             )
             for i, (plan, cost) in enumerate(zip(self, costs, strict=True))
         ]
-        columns = f">|>peak|>of largest|>{self.objective}|>of least|mesh|certificate|checks"
+        columns = (
+            f">|>peak|{'>on hosts|' if waiting else ''}>of largest|>{self.objective}|>of least|mesh|certificate|checks"
+        )
         return [heading, table_of(columns, rows), *(f"- {note}" for note in self.notes)]
 
     def __repr__(self) -> str:

@@ -4,6 +4,9 @@ A plan found for a limit tells two things: a point, and that nothing is better b
 limit is tried where the room left between two neighbours is the widest, by the product of the logarithms of both ratios, at
 the geometric mean of its ends. All searches are of one program made ready once. Then the plans are checked, the ends as
 that of `plan` is.
+
+Where arguments may go to hosts without being named, the least memory is that of the devices with as many of them there as
+may be; below what the devices take without that, all plans are sought so.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from pbqp.deadline import Deadline
-from planner.errors import CompileError, InfeasibleError
+from planner.errors import ArgumentError, CompileError, InfeasibleError, PinError
 from planner.options import Options, telling
 from planner.planning.candidates import Candidates, candidates_between
 from planner.planning.driver import best_plan
 from planner.plans.plan import Plan
 from planner.request.resolve import PlanRequest
+from planner.search.problem import PlanningProblem
 from planner.studies.pareto import Front, cost_of
 from planner.units import quantity
+from planner.variants.host_arguments import levels_on_hosts, may_use_hosts
 
 END_SHARE = 0.4
 """Part of the time left that the search for one end may take."""
@@ -98,6 +103,9 @@ class _Search:
         self.wanted = request.variants.request
         self.deadline = Deadline.after(request.options.time_limit_s)
         self.longest = 0.0
+        self.on_hosts: PlanningProblem | None = None
+        """The problem with arguments on hosts, for limits below the least memory `without_hosts`."""
+        self.without_hosts = 0.0
         self.points: list[_Point] = []
         self.notes: list[str] = []
 
@@ -105,7 +113,8 @@ class _Search:
         """What other processes must know, once all is found. Raises: InfeasibleError, PinError."""
         best = self.end(self.wanted.objective)
         least = self.least(best)
-        self.points = _undominated([least, best], lambda point: point.figures) if least is not None else [best]
+        ends = [best, *([] if least is None else [least, *self.least_on_hosts(least)])]
+        self.points = _undominated(ends, lambda point: point.figures)
         if best.peak <= self.wanted.memory_limit:
             self.between()
         return {"ends": [point.end for point in self.points], "notes": self.notes}
@@ -118,10 +127,24 @@ class _Search:
             self.notes.append(f"no plan of less memory was found than {quantity(best.peak, 'B')}: {error}")
             return None
 
-    def end(self, objective: str) -> _Point:
-        """One end. Raises: InfeasibleError, PinError."""
-        problem = self.request.problem.with_objective(objective, self.wanted.memory_limit)
+    def least_on_hosts(self, least: _Point) -> list[_Point]:
+        """The end of least memory with arguments on hosts; none where that is not less than the `least` without."""
+        variants, options = self.request.variants.starting(self.request.problem), self.request.options
+        if variants.request.topology.chip.platform != "tpu" or not may_use_hosts(variants, options):
+            return []
+        for waiting in reversed(list(levels_on_hosts(variants))):
+            with suppress(ArgumentError, InfeasibleError, PinError):
+                found = self.end("memory", waiting.base)
+                if found.peak < least.peak:
+                    self.on_hosts, self.without_hosts = waiting.base, least.peak
+                    return [found]
+        return []
+
+    def end(self, objective: str, problem: PlanningProblem | None = None) -> _Point:
+        """One end, of another problem where one is given. Raises: InfeasibleError, PinError."""
         stage = "the least memory" if objective == "memory" else f"the least {objective}"
+        stage += "" if problem is None else ", with arguments on hosts"
+        problem = (problem or self.request.problem).with_objective(objective, self.wanted.memory_limit)
         options = self.options(END_SHARE * self.deadline.left(), stage)
         clock = Deadline.never()
         found = self.point(Candidates(self.request, problem, options), reach=0.0, end=True)
@@ -171,7 +194,8 @@ class _Search:
 
     def at(self, limit: float, lower: _Point, upper: _Point) -> _Point | None:
         """The point for a limit of memory between two; None where none is found in time."""
-        problem = self.request.problem.with_objective(self.wanted.objective, limit)
+        known = self.on_hosts if self.on_hosts is not None and limit < self.without_hosts else self.request.problem
+        problem = known.with_objective(self.wanted.objective, limit)
         left = self.deadline.left() / max(self.count - len(self.points), 1)
         left = min(left, max(BETWEEN_TIMES * self.longest, BETWEEN_SECONDS))
         # Above this limit nothing is to be sought, whatever a compiler says.

@@ -61,8 +61,12 @@ def with_more_on_hosts(
     """The variants with arguments on hosts, from little to much, where that is left open and may gain."""
     is_tpu = variants.request.topology.chip.platform == "tpu"
     short = is_tpu and best.is_kept_back if isinstance(best, VariantResult) else True
-    if may_use_hosts(variants, options) and short:
-        yield from _levels(variants, best)
+    if not may_use_hosts(variants, options) or not short:
+        return
+    if isinstance(best, InfeasibleError):
+        yield from levels_on_hosts(variants)
+    else:
+        yield from _state_alone(variants, best)
 
 
 def better_on_hosts(best: VariantResult | InfeasibleError, found: VariantResult) -> VariantResult | InfeasibleError:
@@ -72,23 +76,26 @@ def better_on_hosts(best: VariantResult | InfeasibleError, found: VariantResult)
     return found if value_of(found) < value_of(best) * (1 - GAIN) else best
 
 
-def _levels(variants: ProblemVariants, best: VariantResult | InfeasibleError) -> Iterator[ProblemVariants]:
-    """What may wait on hosts, from little to much: where plans fit already the state alone, if its copies leave a gain."""
-    may = may_wait(variants.program, parameters=isinstance(best, InfeasibleError))
-    if not may.state:
-        return
-    if isinstance(best, VariantResult):
-        chip = variants.request.topology.chip
-        devices = math.prod(best.result.candidates[0].instance.mesh.shape.values())
-        moved = 2 * sum(variants.program.arguments[i].aval.bytes for i in may.state) / devices
-        if best.result.unlimited + moved / chip.host_link_bytes_per_s > value_of(best) * (1 - GAIN):
-            return
-        # What was better without its checkpoints is so with arguments on hosts.
-        lifted = best.problem.program.form.without_checkpoints
-        variants = (variants.without_checkpoints() if lifted else None) or variants
-    yield variants.on_hosts(may.state)
-    if may.parameters and isinstance(best, InfeasibleError):
+def levels_on_hosts(variants: ProblemVariants) -> Iterator[ProblemVariants]:
+    """What may wait on hosts, from little to much: the state of an optimizer, then the parameters as well."""
+    may = may_wait(variants.program)
+    if may.state:
+        yield variants.on_hosts(may.state)
+    if may.parameters:
         yield variants.on_hosts((*may.state, *may.parameters))
+
+
+def _state_alone(variants: ProblemVariants, best: VariantResult) -> Iterator[ProblemVariants]:
+    """Where plans fit already: the state alone, if its copies leave a gain."""
+    may = may_wait(variants.program, parameters=False)
+    chip = variants.request.topology.chip
+    devices = math.prod(best.result.candidates[0].instance.mesh.shape.values())
+    moved = 2 * sum(variants.program.arguments[i].aval.bytes for i in may.state) / devices
+    if not may.state or best.result.unlimited + moved / chip.host_link_bytes_per_s > value_of(best) * (1 - GAIN):
+        return
+    # What was better without its checkpoints is so with arguments on hosts.
+    lifted = best.problem.program.form.without_checkpoints
+    yield ((variants.without_checkpoints() if lifted else None) or variants).on_hosts(may.state)
 
 
 def _offered(error: InfeasibleError, found: VariantResult) -> InfeasibleError:

@@ -157,6 +157,34 @@ def test_hosts_hold_what_devices_cannot(monkeypatch: pytest.MonkeyPatch) -> None
         assert plan.decision.compiler_options["xla_tpu_pcie_bandwidth_multiplier"] == "0.1"
 
 
+def test_the_least_memory_is_of_plans_that_hosts_allow() -> None:
+    optimizer = optax.adamw(1e-3)
+    step, args = _step(optimizer), _arguments(optimizer, 2048, 8192, concrete=False)
+    asked: dict[str, Any] = {"topology": "v5e:2x4", "donate_argnums": (0, 1), "objective": "memory"}
+    named = Options(offload={"params/*": "host", "state/*": "host"}, check="never")
+    hosted = planner.plan(step, args, options=named, **asked)
+    without = planner.plan(step, args, options=Options(check="never"), **asked)
+    assert hosted.predicted.peak_bytes < 0.7 * without.predicted.peak_bytes
+    assert without.predicted.offloaded_bytes == 0 < hosted.predicted.offloaded_bytes
+
+
+def test_a_front_goes_on_below_what_devices_hold_alone() -> None:
+    optimizer = optax.adamw(1e-3)
+    step, args = _step(optimizer), _arguments(optimizer, 2048, 8192, concrete=False)
+    asked: dict[str, Any] = {"topology": "v5e:2x4", "donate_argnums": (0, 1), "points": 3}
+    front = planner.pareto(step, args, options=Options(check="never"), **asked)
+    waiting = [bool(plan.decision.form.hosted) for plan in front]
+    assert waiting == sorted(waiting, reverse=True)
+    assert waiting[0]
+    assert not waiting[-1]
+    assert [point["host_bytes"] > 0 for point in front.summary["plans"]] == waiting
+    assert "on hosts" in str(front)
+    asked["points"] = 2
+    alone = planner.pareto(step, args, options=Options(check="never", offload="never"), **asked)
+    assert alone[0].predicted.peak_bytes > 1.3 * front[0].predicted.peak_bytes
+    assert "on hosts" not in str(alone)
+
+
 def test_what_cannot_wait_on_hosts_is_refused() -> None:
     step, args = _step(CLIPPED), _arguments(CLIPPED)
     with pytest.raises(
