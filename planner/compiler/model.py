@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -135,6 +136,7 @@ class CompilerModel:
     `release` is the one that the passes were read off. `models_kernels`: kernels and their traffic are known, so that time
     is priced kernel by kernel. `room` is the share of a device's memory up to which programs are scheduled as they are.
     `products_in_vmem`: results of matmuls may stay on the chip. `reports_peak`: its report of peak memory can be relied on.
+    Sums are combined into one of up to `combined_bytes`.
     """
 
     platform: Platform
@@ -144,6 +146,7 @@ class CompilerModel:
     room: float = 1.0
     products_in_vmem: bool = True
     reports_peak: bool = True
+    combined_bytes: float = math.inf
     _names: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -52,7 +52,8 @@ class Mesh:
     `compiler` the model of its compiler. Matmuls take at least the flops of a device over `matmul_flops_per_s`. A mesh of
     one device may stand for several, at no more than what the parts of a program take on all of these: `pooled_devices`.
     `border_on_chip`: the operands and results of the body of an op are on the chip, if small. `host_per_byte` is the value
-    of a byte that goes to the host or comes from it, `host_seconds_per_byte` its seconds.
+    of a byte that goes to the host or comes from it, `host_seconds_per_byte` its seconds. Sums are combined up to
+    `combined_bytes`.
     """
 
     shape: Mapping[str, int]
@@ -74,6 +75,7 @@ class Mesh:
     matrix_lanes: int = 128
     host_seconds_per_byte: float = 0.0
     host_per_byte: float = 0.0
+    combined_bytes: float = math.inf
 
     @property
     def num_devices(self) -> int:
@@ -121,14 +123,20 @@ class Mesh:
         return "all-reduce" if bytes <= self.all_reduced[kind][mask] else kind
 
     def values(
-        self, kind: str, masks: npt.NDArray[np.int64], bytes: npt.NDArray[np.float64], share: tuple[float, float]
+        self,
+        kind: str,
+        masks: npt.NDArray[np.int64],
+        bytes: npt.NDArray[np.float64],
+        share: tuple[float, float, float],
     ) -> npt.NDArray[np.float64]:
-        """The values of collectives as they are compiled, elementwise; `share` of their fixed price and that of bytes."""
+        """The values of collectives as they are compiled, elementwise; `share` as of `shares.Share`."""
         small = bytes <= self.all_reduced[kind][masks]
         fixed, per_byte = (
             np.where(small, table["all-reduce"][masks], table[kind][masks]) for table in (self.fixed, self.per_byte)
         )
-        return share[0] * fixed + share[1] * per_byte * bytes
+        together, moved, alone = share
+        filled = np.minimum(bytes / self.combined_bytes, 1.0)
+        return (together + (alone - together) * filled) * fixed + moved * per_byte * bytes
 
     def collective_seconds(self, kind: str, mask: int, bytes: float) -> float:
         """The seconds of one run of a collective of so many bytes, as it is compiled."""
@@ -195,6 +203,7 @@ def make_mesh(
         matrix_lanes=topology.chip.matrix_lanes,
         host_seconds_per_byte=host_seconds,
         host_per_byte=host_per_byte,
+        combined_bytes=compiler.combined_bytes,
     )
 
 

@@ -19,6 +19,7 @@ specs that is met, and `reshard_values` prices all pairs of a transfer at once f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -203,7 +204,8 @@ def _steps_of_runs(lines: tuple[tuple[int, int, int], ...], way: int) -> tuple[t
 class _Prices:
     """What patterns cost: a fixed value and one per byte of the whole tensor, `steps` how many steps they were made of.
 
-    Of tensors of up to `limit` bytes a step becomes an all-reduce, so that they cost `small` and `small_per_byte`.
+    Of tensors of up to `limit` bytes a step becomes an all-reduce, or is combined with others, so that they cost `small`
+    and `small_per_byte`.
     """
 
     steps: int
@@ -337,8 +339,8 @@ class Patterns:
         parts, counted = mesh.mask_sizes()[held], np.asarray(shares)
         if_small = np.where(kind == GATHER, BY_SUM, kind)
         always = np.isinf(mesh.all_reduced["all-gather"][mask])
-        of_fixed, of_bytes = counted[np.where(always, if_small, kind)].T
-        of_small_fixed, of_small_bytes = counted[if_small].T
+        of_fixed, of_bytes, of_alone = counted[np.where(always, if_small, kind)].T
+        of_small_fixed, of_small_bytes, _ = counted[if_small].T
 
         def found(table: Mapping[str, Floats]) -> Floats:
             return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
@@ -349,15 +351,21 @@ class Patterns:
         limit = found(mesh.all_reduced) * parts
         # Where it always becomes one, that is what the tables say.
         changes = (limit > 0) & np.isfinite(limit)
-        whole, each = of_fixed * found(fixed), of_bytes * found(per_byte) / parts
+        each = of_bytes * found(per_byte) / parts
+        combined = (of_alone > of_fixed) & ~changes & math.isfinite(mesh.combined_bytes)
+        # What is small shares a latency with others, the less the more bytes it has.
+        shared = (of_alone - of_fixed) * found(fixed) / (mesh.combined_bytes * parts)
         limits = np.zeros(count)
-        np.maximum.at(limits, owner[changes], limit[changes])
+        for some, most in ((changes, limit), (combined, mesh.combined_bytes * parts)):
+            np.maximum.at(limits, owner[some], most[some])
+        small = np.where(changes, of_small_fixed * fixed["all-reduce"][mask], of_fixed * found(fixed))
+        small_each = np.where(changes, of_small_bytes * per_byte["all-reduce"][mask] / parts, each)
         new = (
-            total(whole),
+            total(np.where(combined, of_alone, of_fixed) * found(fixed)),
             total(each),
             limits,
-            total(np.where(changes, of_small_fixed * fixed["all-reduce"][mask], whole)),
-            total(np.where(changes, of_small_bytes * per_byte["all-reduce"][mask] / parts, each)),
+            total(small),
+            total(np.where(combined, each + shared, small_each)),
         )
         old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
         made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))

@@ -11,9 +11,11 @@ from planner.pricing.mesh import COLLECTIVES, Mesh
 GATHER_BY_SUM = "all-gather by all-reduce"
 COUNTED = (*COLLECTIVES, GATHER_BY_SUM)
 """The collectives, and gathers that are compiled to all-reduces."""
-Shares = tuple[tuple[float, float], ...]
-"""For each of `COUNTED` the shares that count of its fixed price and of that of its bytes."""
-ALL: Shares = ((1.0, 1.0),) * len(COUNTED)
+Share = tuple[float, float, float]
+"""What counts of a fixed price, of that of bytes, and of the fixed price of what is too large to be combined."""
+Shares = tuple[Share, ...]
+"""The share of each of `COUNTED`."""
+ALL: Shares = ((1.0, 1.0, 1.0),) * len(COUNTED)
 GATHER, BY_SUM = COUNTED.index("all-gather"), COUNTED.index(GATHER_BY_SUM)
 SUMMING = ("all-reduce", "reduce-scatter")
 MOVING = ("all-gather", "all-to-all", "collective-permute")
@@ -31,7 +33,7 @@ def hideable(mesh: Mesh, *, summing: bool) -> tuple[str, ...]:
 
 def only(kinds: Sequence[str], shares: Shares) -> Shares:
     """The shares of these kinds, and nothing of others."""
-    return tuple(of if kind in kinds else (0.0, 0.0) for kind, of in zip(COUNTED, shares, strict=True))
+    return tuple(of if kind in kinds else (0.0, 0.0, 0.0) for kind, of in zip(COUNTED, shares, strict=True))
 
 
 def shares_of(savings: Savings, transfer: int) -> Shares:
@@ -44,16 +46,16 @@ def shares_of(savings: Savings, transfer: int) -> Shares:
 @lru_cache(maxsize=4096)
 def _shares(reassociated: int, combined: float, narrowed: float) -> Shares:
     part = 1 / reassociated
-    sums, moved = (part * combined, part), (1.0, narrowed)
+    sums, moved = (part * combined, part, part), (1.0, narrowed, 1.0)
     counted = {"all-reduce": sums, "reduce-scatter": sums} | dict.fromkeys(MOVING, moved)
     # A gather that is compiled to a sum moves what it gathers as it is.
-    return tuple(counted.get(kind, (1.0, 1.0)) for kind in COUNTED)
+    return tuple(counted.get(kind, (1.0, 1.0, 1.0)) for kind in COUNTED)
 
 
 def times_larger(times: float, shares: Shares) -> Shares:
     """The shares of a transfer that moves so many times its bytes at once, for each of these times: its part of what is
     fixed."""
-    return tuple((fixed / times, moved) for fixed, moved in shares) if times != 1 else shares
+    return tuple((fixed / times, moved, alone / times) for fixed, moved, alone in shares) if times != 1 else shares
 
 
 def counted_kind(mesh: Mesh, kind: str | None, mask: int, bytes: float) -> str | None:

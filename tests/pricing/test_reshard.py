@@ -19,7 +19,7 @@ from cost_models import Roofline, Topology, objective, parse_topology
 from planner.pricing.candidates.specs import Layout, layout_of, to_spec
 from planner.pricing.mesh import Mesh, make_mesh
 from planner.pricing.reshard import Patterns, Step, patterns_of, reshard_steps
-from planner.pricing.shares import ALL
+from planner.pricing.shares import ALL, COUNTED, SUMMING
 from planner.verify.hlo.collectives import read_collectives
 
 MESHES: tuple[Mapping[str, int], ...] = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})
@@ -110,6 +110,21 @@ def test_what_becomes_an_all_reduce_is_priced_as_one(topology: str, shape: tuple
     limit = mesh.all_reduced["all-gather"][everything]
     assert (mesh.fixed_seconds["all-gather"][everything] == latency) == (limit == math.inf)
     assert mesh.runs_as("all-gather", everything, whole) == ("all-reduce" if whole <= limit else "all-gather")
+
+
+def test_small_sums_on_gpus_share_a_latency() -> None:
+    topology = parse_topology("h100:2x8")
+    mesh = make_mesh({"x": 2, "y": 8}, topology, Roofline(topology=topology), objective("time", topology.chip))
+    together, limit = 0.1, mesh.combined_bytes
+    shares = tuple((together, 1.0, 1.0) if kind in SUMMING else (1.0, 1.0, 1.0) for kind in COUNTED)
+    ends = np.array([[-1, -1]], np.int8), np.array([[True, False]]), np.array([[-1, -1]], np.int8)
+    patterns, sums = Patterns(), shares[COUNTED.index("all-reduce")]
+    latency, each = mesh.fixed["all-reduce"][1], mesh.per_byte["all-reduce"][1]
+    for size, share in ((1e3, together), (limit / 2, (1 + together) / 2), (limit, 1.0), (10 * limit, 1.0)):
+        found = patterns_of(mesh, *ends, shape=(64,), whole_bytes=size, patterns=patterns)
+        price = patterns.price(mesh, seconds=False, shares=shares).of(found, size)[0, 0]
+        assert price == pytest.approx(share * latency + size * each, rel=1e-3)
+        assert mesh.values("all-reduce", np.array([1]), np.array([size]), sums)[0] == pytest.approx(price, rel=1e-3)
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x4", "tpu7x:2x2x2", "h100:8"])

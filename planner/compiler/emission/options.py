@@ -20,6 +20,14 @@ https://doi.org/10.1145/3567955.3567959). libtpu 0.0.42 and 0.0.50; the GPU's th
 CPU has none.
 """
 
+COMBINED_BYTES = 128 * 2**20
+COMBINED_SUMS: Mapping[str, str] = MappingProxyType({"xla_gpu_all_reduce_combine_threshold_bytes": str(COMBINED_BYTES)})
+"""Compiler options of GPUs under which sums are combined up to so many bytes, where it were 30 MiB; MaxText runs with them.
+
+Between nodes the latency of a sum is that of 40 MB. Gathers and scatters stay at 30 MiB: with 128 a GPT with its layers
+written out takes 3 % longer on h100:8 by its schedule, and with 1 GiB 6 %, as less of them runs beside computing.
+"""
+
 ASYNC_COLLECTIVES: Mapping[str, str] = MappingProxyType(
     {
         "xla_enable_async_all_gather": "true",
@@ -134,6 +142,7 @@ def plan_options(platform: Platform, chip: str, *, offloads: bool = False) -> Ma
     return {
         **NO_WINDOWED_EINSUM[platform],
         **({**_async_collectives(chip), **WHOLE_MEMORY} if platform == "tpu" else {}),
+        **(COMBINED_SUMS if platform == "gpu" else {}),
         **(SPARSE_CORE_COLLECTIVES if uses_sparse_cores(chip) else {}),
         **FUSED_BROADCASTS.get(chip, {}),
         **(HOST_COPIES if offloads and platform == "tpu" else {}),

@@ -12,7 +12,7 @@ from cost_models.hardware import Platform
 from planner.compiler.buffers import passes as buffers
 from planner.compiler.collectives import passes as collectives
 from planner.compiler.emission import passes as emission
-from planner.compiler.emission.options import FUSED_BROADCASTS, uses_sparse_cores
+from planner.compiler.emission.options import COMBINED_BYTES, FUSED_BROADCASTS, uses_sparse_cores
 from planner.compiler.fusion import passes as fusion
 from planner.compiler.layout import passes as layout
 from planner.compiler.model import CompilerModel, Pass
@@ -80,6 +80,7 @@ TPU = CompilerModel(
 GPU = CompilerModel(
     platform="gpu",
     release="jaxlib 0.10.2",
+    combined_bytes=COMBINED_BYTES,
     passes=(
         simplify.SHARDING_REMOVER,
         layout.GPU_LAYOUT_ASSIGNMENT,

@@ -114,6 +114,11 @@ SUMS = Program(
     args=tuple(Array(shape=(1024, width), spec=P("x")) for width in (128, 256, 512)),
     devices=4,
 )
+LARGE_SUMS = replace(
+    SUMS,
+    args=tuple(Array(shape=(8, millions * 2**20), spec=P("x")) for millions in (9, 12, 40, 2)),
+    options=plan_options("gpu", "h100"),
+)
 TERMS = Program(
     fn=lambda x, w, y, v: jnp.tanh(laid(x @ w, 4) + laid(y @ v, 4)),
     args=(Array(shape=(256, 1024), spec=P(None, "x")), Array(shape=(1024, 512), spec=P("x"))) * 2,
@@ -157,6 +162,13 @@ PROBES = (
             seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
         )
         for topology in ("v5e:2x2", "h100:4", "cpu:4")
+    ),
+    Probe(
+        of="all-reduce-combiner",
+        topology="h100:4",
+        programs=(LARGE_SUMS,),
+        shows="of four sums that of 160 MiB stays alone",
+        seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 2,
     ),
     *(
         Probe(
