@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import planner
+from planner.compiler.release_notes import release_notes
+from planner.compiler.targets.table import compiler_of
 from planner.testing import assert_same_as_single_device
 
 NEVER = planner.Options(check="never")
@@ -70,6 +72,12 @@ def assert_same(found: Any, expected: Any) -> None:
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.shape == jnp.shape(b)
         np.testing.assert_allclose(_host(a), _host(b), rtol=2e-5, atol=1e-5)
+
+
+def notes_of_placing(plan: planner.Plan) -> tuple[str, ...]:
+    """The notes of a plan but for those on the release of the compiler that is installed."""
+    own = release_notes(compiler_of(plan.decision.request.topology.chip))
+    return tuple(note for note in plan.notes if note not in own)
 
 
 def planned(fn: Callable[..., Any], args: Sequence[Any], **more: Any) -> planner.Plan:

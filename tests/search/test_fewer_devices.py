@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.testing import free_wires
-from tests.small import NEVER, planned
+from tests.small import NEVER, notes_of_placing, planned
 
 F32 = jnp.float32
 
@@ -58,7 +58,7 @@ def test_what_gains_by_all_devices_uses_all(shape: tuple[int, ...]) -> None:
     plan = plan_of(shape)
     assert plan.mesh.size == 6
     assert ": 6 devices" in first_rows(plan)
-    assert plan.notes == ()
+    assert notes_of_placing(plan) == ()
 
 
 def test_no_plan_is_worse_for_using_fewer_devices() -> None:
@@ -76,7 +76,7 @@ def test_a_fixed_mesh_is_kept_and_says_which_axis_splits_nothing() -> None:
     assert not any("'b'" in note for note in plan.notes)
     few = plan_of((2, 5), mesh={"a": 2})
     assert "a=2: 2 of 6 devices" in first_rows(few)
-    assert few.notes == ()
+    assert notes_of_placing(few) == ()
 
 
 def test_pins_that_name_an_axis_keep_it() -> None:

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from planner.compiler.collectives.lowering import scatters
+from planner.compiler.release import installed_release, is_from
 from planner.verify.aot import aot_compile, unavailable_reason
 
 PARTS = 4
@@ -41,6 +42,8 @@ CASES: tuple[tuple[tuple[int, ...], int, int, bool, bool], ...] = (
     ((1024, 100), 0, 2, True, True),
 )
 """What each of four devices holds, the dim that is cut, bytes of an element; whether v5e and tpu7x can."""
+SINCE, NEVER = {(1, 2048, 512): "0.0.50"}, "9"
+"""The releases of libtpu from which on v5e can, too, for so much as was seen."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -54,7 +57,8 @@ def test_the_law(case: Any) -> None:
 def test_libtpu_scatters_by_the_law() -> None:
     """All cases as one program, over half of the devices: no group of all, which has a law of its own."""
     mesh = AbstractMesh((2, PARTS), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    cases = [case for case in CASES if case[2] > 1]
+    release = installed_release("tpu") or ""
+    cases = [case for case in CASES if case[2] > 1 and not is_from(release, SINCE.get(case[0], NEVER))]
 
     def sums(*arrays: Any) -> tuple[Any, ...]:
         return tuple(
