@@ -208,9 +208,9 @@ class LocalSearch:
         self, blocks: Blocks, of_worst: set[int], over: Array, limits: Array
     ) -> tuple[int, float, int, int] | None:
         """Of the moves of some nodes that lower the overflow the best: new clashes, cost per overflow, node and pick."""
-        picks = np.asarray([self.pick[node] for node in blocks.nodes])
+        picks = np.asarray([self.pick[node] for node in blocks.nodes], np.intp)
         change = blocks.changes(picks, over, limits)
-        counted = np.asarray([node in of_worst for node in blocks.nodes])
+        counted = np.asarray([node in of_worst for node in blocks.nodes], np.bool_)
         helping = np.flatnonzero((change < -1e-15) & counted[blocks.holders])
         if not helping.size:
             return None
@@ -291,8 +291,8 @@ class Blocks:
             of_pieces = [np.repeat(usage, some.size, axis=1) for usage, some in zip(usages, at, strict=True)]
             blocks.append(np.concatenate(of_pieces, axis=1))
             counted.append(np.concatenate(at))
-        heights = np.asarray([block.shape[0] for block in blocks])
-        widths = np.asarray([block.shape[1] for block in blocks])
+        heights = np.asarray([block.shape[0] for block in blocks], np.intp)
+        widths = np.asarray([block.shape[1] for block in blocks], np.intp)
         sizes = heights * widths
         begins = np.cumsum(sizes) - sizes
         owners = np.repeat(np.arange(len(nodes)), sizes)

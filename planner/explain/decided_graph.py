@@ -207,7 +207,7 @@ class _Decided:
         graph, grouping, found = self.model.graph, self.model.grouping, dict[tuple[int, int], Moved]()
         for op in graph.of_kinds(kinds_where(lambda row: row.slides is not None)):
             node = grouping.group_of[op.id]
-            chosen = self.instance.strategies[node].keep(np.asarray([self.chosen.choice[node]]))
+            chosen = self.instance.strategies[node].keep(np.asarray([self.chosen.choice[node]], np.intp))
             seconds, masks = defaultdict[int, float](float), defaultdict[int, int](int)
             for fetch in fetches(self.model, op, chosen, self.instance.mesh):
                 price = self._seconds("collective-permute", fetch.mask, float(fetch.bytes[0]))

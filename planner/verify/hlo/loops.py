@@ -32,7 +32,7 @@ def _counts(loop: Instruction, parent: Computation, module: Module) -> Numbers |
     """The trip counts of a loop: one, or one for every trip of a loop around it."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
-        return np.asarray([int(known[1])])
+        return np.asarray([int(known[1])], np.int64)
     read = _condition(loop, module)
     if read is None:
         return None
@@ -82,7 +82,7 @@ def _numbers(value: Any, computation: Computation, module: Module, depth: int = 
     if value is None or depth > _DEPTH:
         return None
     if value[0] == "constant":
-        return np.asarray([value[1]])
+        return np.asarray([value[1]], np.int64)
     if value[0] in _ARITHMETIC:
         left, right = (_numbers(operand, computation, module, depth + 1) for operand in value[1:])
         if left is None or right is None or len({left.size, right.size} - {1}) > 1:
