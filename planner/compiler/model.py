@@ -27,6 +27,7 @@ PassName = Literal[
     "loop-invariant-convert-motion",
     "cse",
     "row-major-lanes",
+    "convolution-layout",
     "layout-assignment",
     "gather-table-layout",
     "scattered-rows",
@@ -86,6 +87,7 @@ PassName = Literal[
     "constrain-anchors-only",
     "slices-of-donated-stacks",
     "no-windowed-einsum",
+    "no-space-to-batch",
     "fused-broadcasts",
     "stacks-in-carry",
 ]
