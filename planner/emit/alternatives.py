@@ -12,8 +12,9 @@ from planner.decision import Decision
 def variants(decision: Decision) -> tuple[Decision, ...]:
     """The decisions that place the same program the same way and are emitted or compiled otherwise, `decision` left out.
 
-    On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent, and on v5p
-    collectives by its SparseCores, and convolutions of few images whose space the compiler may cut. What is predicted of a variant is what is predicted of `decision`.
+    On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent, the space of
+    convolutions of few images left to it to cut, and on v5p collectives by its SparseCores. What is predicted of a variant
+    is what is predicted of `decision`.
     """
     chip, offloads = decision.request.topology.chip, decision.form.uses_hosts
     convolves = NO_SPACE_TO_BATCH.items() <= decision.compiler_options.items()

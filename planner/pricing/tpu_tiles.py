@@ -14,8 +14,8 @@ from itertools import permutations
 import numpy as np
 
 from pbqp.vectors import Floats, distinct_lines
-from planner.compiler.layout.gather_tables import Rows, lies_by_rows
 from planner.compiler.layout.convolved import InTiles, Order
+from planner.compiler.layout.gather_tables import Rows, lies_by_rows
 from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
 from planner.pricing.reshard_alternatives import Locations, local_extents
 
@@ -64,13 +64,13 @@ def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: Order) -> float:
     rows in a tile as make up a word.
     """
     if isinstance(in_rows, InTiles):
-        pair = shape[in_rows.rows], shape[in_rows.lanes]
+        rows, lanes = shape[in_rows.rows], shape[in_rows.lanes]
         packed = max(1, int(4 / itemsize)) if itemsize else 1
-        return min(_tiles(shape, *pair, packed), _tiles(shape, *reversed(pair), packed)) * itemsize
+        return min(_tiles(shape, rows, lanes, packed), _tiles(shape, lanes, rows, packed)) * itemsize
     long = [extent for extent in shape if extent != 1]
     if len(long) < 2 or 0 in shape or not lies_by_rows(math.prod(shape[-in_rows.rank :]), in_rows.column):
         return tiled_bytes(shape, itemsize)
-    return _tiles(tuple(long), *long[-2:]) * itemsize
+    return _tiles(tuple(long), long[-2], long[-1]) * itemsize
 
 
 def _tiles(shape: tuple[int, ...], second: int, minor: int, packed: int = 1) -> int:

@@ -94,10 +94,10 @@ NO_SPACE_TO_BATCH: Mapping[str, str] = MappingProxyType({"xla_disable_hlo_passes
 Where a device has fewer than 8 images, XLA's TPU compiler else cuts the last dim of space in 8 and makes it part of the
 batch: cuts, halos, masks and copies go over memory several times for every convolution and its gradients. By the schedules
 of libtpu 0.0.42 for v5e three layers of one image of 1,024 x 1,024 with 64 features and their gradients take 64.3 ms
-without and 23.9 with the option, of 4 images of 128 x 128 with 256 features 13.6 and 3.8 ms, and a 3-D U-Net on v5e:4x4 139
-and 66 ms, 7.4 and 5.0 GB. Schedules do not count that a product of fewer than 8 rows leaves part of the matrix unit idle. By
-the compiler's own cycles the option loses where one or two small images have 64 features or fewer, and gains or costs
-nothing from 128 on. So `Options(autotune=...)` tries both.
+without and 23.9 with the option, of 4 images of 128 x 128 with 256 features 13.6 and 3.8 ms, and a 3-D U-Net on v5e:4x4
+139 and 66 ms, 7.4 and 5.0 GB. Schedules do not count that a product of fewer than 8 rows leaves part of the matrix unit
+idle: by the compiler's own cycles the option loses up to a third of the time where one or two images that fit on the chip
+have 64 features, and gains or costs nothing from 128 on. So `Options(autotune=...)` tries both.
 """
 
 SCHEDULER_MEMORY = "xla_tpu_scheduler_percent_shared_memory_limit"

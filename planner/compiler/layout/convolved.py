@@ -1,9 +1,9 @@
 """Layout of images: which dims of a tensor lie in tiles because a convolution reads or makes it, on a TPU.
 
-A convolution is a product for every place in space. Its matrices are made of the batch and the features of the image, of the
-features of its window, so that these two dims lie in the tiles, either way round, and space lies outside of them: an image
-of 32 features takes four times its bytes, whatever its extents in space. Passes over an image, pooling, and what joins or
-cuts images leave it so. Seen in schedules of libtpu 0.0.42, of 1 to 128 images with 32 to 256 features.
+A convolution is a product for every place in space, of a matrix of batch and features and one of the features of its
+window. So these two dims lie in the tiles, either way round, and space lies outside of them: an image of 32 features takes
+four times its bytes, whatever its extents in space. Passes over an image, pooling, and what joins or cuts images leave it
+so. Seen in schedules of libtpu 0.0.42, of 1 to 128 images with 32 to 256 features.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def in_image_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InTiles]:
     return {tensor: tiles for tensor, tiles in found.items() if graph.tensors[tensor].producer is not None}
 
 
-def _follow(
-    graph: Graph, fused: Sequence[bool], op: Op, step: tuple[int, int], found: dict[int, InTiles]
-) -> None:
+def _follow(graph: Graph, fused: Sequence[bool], op: Op, step: tuple[int, int], found: dict[int, InTiles]) -> None:
     """Adds the second of an operand and a result of an op, if it lies as the first does."""
     known, other = step
     if known not in found or other in found:
