@@ -64,9 +64,9 @@ def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: Order) -> float:
     rows in a tile as make up a word.
     """
     if isinstance(in_rows, InTiles):
-        rows, lanes = shape[in_rows.rows], shape[in_rows.lanes]
+        one, other = shape[in_rows.first], shape[in_rows.second]
         packed = max(1, int(4 / itemsize)) if itemsize else 1
-        return min(_tiles(shape, rows, lanes, packed), _tiles(shape, lanes, rows, packed)) * itemsize
+        return min(_tiles(shape, one, other, packed), _tiles(shape, other, one, packed)) * itemsize
     long = [extent for extent in shape if extent != 1]
     if len(long) < 2 or 0 in shape or not lies_by_rows(math.prod(shape[-in_rows.rank :]), in_rows.column):
         return tiled_bytes(shape, itemsize)

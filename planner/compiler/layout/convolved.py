@@ -26,14 +26,14 @@ _SAME_DIMS = frozenset(
 
 
 class InTiles(NamedTuple):
-    """The two dims of a tensor that lie in its tiles: `lanes` innermost, unless the other way round takes fewer bytes."""
+    """The two dims of a tensor that lie in its tiles, in their order; that is innermost which takes fewer bytes so."""
 
-    rows: int
-    lanes: int
+    first: int
+    second: int
 
     def outside(self, more: int) -> InTiles:
         """The same of a tensor with so many more dims outside of these."""
-        return InTiles(self.rows + more, self.lanes + more)
+        return InTiles(self.first + more, self.second + more)
 
 
 Order = InRows | InTiles
@@ -46,7 +46,7 @@ def in_image_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InTiles]:
     for op in graph.of_kinds(("conv_general_dilated",)):
         numbers = op.params["dimension_numbers"]
         for tensor, spec in zip((*op.operands, *op.results), numbers, strict=True):
-            found.setdefault(tensor, InTiles(rows=spec[0], lanes=spec[1]))
+            found.setdefault(tensor, InTiles(*sorted(spec[:2])))
     if not found:
         return found
     for op in reversed(graph.ops):
