@@ -46,7 +46,7 @@ def in_image_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InTiles]:
     for op in graph.of_kinds(("conv_general_dilated",)):
         numbers = op.params["dimension_numbers"]
         for tensor, spec in zip((*op.operands, *op.results), numbers, strict=True):
-            found.setdefault(tensor, InTiles(*sorted(spec[:2])))
+            found.setdefault(tensor, InTiles(first=min(spec[:2]), second=max(spec[:2])))
     if not found:
         return found
     for op in reversed(graph.ops):
