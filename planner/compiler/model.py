@@ -28,6 +28,7 @@ PassName = Literal[
     "loop-invariant-convert-motion",
     "cse",
     "row-major-lanes",
+    "convolution-layout",
     "layout-assignment",
     "gather-table-layout",
     "scattered-rows",
@@ -87,6 +88,7 @@ PassName = Literal[
     "constrain-anchors-only",
     "slices-of-donated-stacks",
     "no-windowed-einsum",
+    "no-space-to-batch",
     "fused-broadcasts",
     "stacks-in-carry",
 ]

@@ -10,7 +10,7 @@ from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import InPlace
 from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
-from planner.compiler.layout.row_major_lanes import InRows
+from planner.compiler.layout.convolved import Order
 from planner.compiler.model import CompilerModel, Pass, PassName
 from planner.compiler.schedule.last_uses import region_spans
 from planner.compiler.simplify.convert_mover import NarrowReads
@@ -51,7 +51,7 @@ class CompiledProgram:
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     hoisted: list[Buffer] = field(default_factory=list[Buffer])
     read_through: ReadThrough = field(default_factory=lambda: ReadThrough(shares={}, absorbed=frozenset()))
-    row_major: Mapping[int, InRows] = field(default_factory=dict[int, InRows])
+    row_major: Mapping[int, Order] = field(default_factory=dict[int, Order])
 
     def materialize(self, found: Sequence[bool], by: PassName) -> list[int]:
         """Puts in memory what a pass says is there, and takes out the rest; the tensors that this changes."""

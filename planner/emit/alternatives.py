@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.compiler.emission.options import REMEDIES, other_options, plan_options
+from planner.compiler.emission.options import NO_SPACE_TO_BATCH, REMEDIES, other_options, plan_options
 from planner.decision import Decision
 
 
 def variants(decision: Decision) -> tuple[Decision, ...]:
     """The decisions that place the same program the same way and are emitted or compiled otherwise, `decision` left out.
 
-    On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent, and on v5p
-    collectives by its SparseCores. What is predicted of a variant is what is predicted of `decision`.
+    On TPU: windowed einsum left to the compiler, which costs up to half of a step or gains a few per cent, the space of
+    convolutions of few images left to it to cut, and on v5p collectives by its SparseCores. What is predicted of a variant
+    is what is predicted of `decision`.
     """
     chip, offloads = decision.request.topology.chip, decision.form.uses_hosts
-    if decision.compiler_options != plan_options(chip.platform, chip.name, offloads=offloads):
+    convolves = NO_SPACE_TO_BATCH.items() <= decision.compiler_options.items()
+    if decision.compiler_options != plan_options(chip.platform, chip.name, offloads=offloads, convolves=convolves):
         return ()
-    others = other_options(chip.platform, chip.name, offloads=offloads)
+    others = other_options(chip.platform, chip.name, offloads=offloads, convolves=convolves)
     return tuple(replace(decision, compiler_options=dict(options)) for options in others)
 
 

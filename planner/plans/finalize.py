@@ -112,7 +112,12 @@ def decide(
         keywords=program.keywords,
         jax_version=jax.__version__,
         compiler_options=dict(
-            plan_options(request.topology.chip.platform, request.topology.chip.name, offloads=program.form.uses_hosts)
+            plan_options(
+                request.topology.chip.platform,
+                request.topology.chip.name,
+                offloads=program.form.uses_hosts,
+                convolves=bool(graph.of_kinds(("conv_general_dilated",))),
+            )
         ),
         form=program.form,
     )

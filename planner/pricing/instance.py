@@ -21,7 +21,7 @@ from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.analysis import Model
 from planner.compiler.collectives.overlap import HIDDEN
 from planner.compiler.collectives.savings import Savings
-from planner.compiler.layout.row_major_lanes import InRows
+from planner.compiler.layout.convolved import Order
 from planner.decisions.decision_graph import LoopSum, Transfer
 from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Kinds, Strategies
@@ -360,7 +360,7 @@ class Instance:
             return None
         return home[0], self.resident_bytes(self.model.graph.tensors[tensor].aval, home[0], home[1])
 
-    def resident_bytes(self, aval: Aval, node: int, dims: Dims, *, in_rows: InRows | None = None) -> Floats:
+    def resident_bytes(self, aval: Aval, node: int, dims: Dims, *, in_rows: Order | None = None) -> Floats:
         """Bytes per device of a tensor in the spec each strategy of a node gives it, padding included.
 
         `in_rows`: how it lies in rows.
@@ -370,7 +370,7 @@ class Instance:
             self._cache[key] = self._resident_bytes(aval, self.strategies[node].locations(dims), in_rows)
         return self._cache[key]
 
-    def _resident_bytes(self, aval: Aval, locations: Locations, in_rows: InRows | None) -> Floats:
+    def _resident_bytes(self, aval: Aval, locations: Locations, in_rows: Order | None) -> Floats:
         if not self.model.compiler.runs("tiling"):
             return local_bytes(locations, self.mesh.sizes, aval.bytes)
         return local_tiled_bytes(locations, self.mesh.sizes, aval.shape, aval.itemsize, in_rows=in_rows)

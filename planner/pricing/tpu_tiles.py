@@ -14,8 +14,8 @@ from itertools import permutations
 import numpy as np
 
 from pbqp.vectors import Floats, distinct_lines
+from planner.compiler.layout.convolved import InTiles, Order
 from planner.compiler.layout.gather_tables import Rows, lies_by_rows
-from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
 from planner.pricing.reshard_alternatives import Locations, local_extents
 
@@ -32,12 +32,7 @@ def tiled_bytes(shape: tuple[int, ...], itemsize: float) -> float:
     if len(shape) == 1:
         unit = min(max(_power_of_2(shape[0]), TILE_LANES), TILE_ROWS * TILE_LANES)
         return _round(shape[0], unit) * itemsize
-    size = math.prod(shape)
-    least = min(
-        _round(minor, TILE_LANES) * _round(second, min(TILE_ROWS, _power_of_2(second))) * (size // (minor * second))
-        for minor, second in permutations(_distinct(shape), 2)
-    )
-    return least * itemsize
+    return min(_tiles(shape, second, minor) for minor, second in permutations(_distinct(shape), 2)) * itemsize
 
 
 @lru_cache(maxsize=65536)
@@ -62,16 +57,28 @@ def argument_order(shape: tuple[int, ...], itemsize: float) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=65536)
-def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: InRows) -> float:
-    """Bytes of an array of this (local) shape whose last dim lies innermost, and the one before it next.
+def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: Order) -> float:
+    """Bytes of an array of this (local) shape whose tiles are of two dims: its last two, or those of an image.
 
-    Where the table does whose rows it has; elsewhere with the least padding.
+    In rows it lies where the table does whose rows it has; elsewhere with the least padding. An image has at least as many
+    rows in a tile as make up a word.
     """
+    if isinstance(in_rows, InTiles):
+        one, other = shape[in_rows.first], shape[in_rows.second]
+        packed = max(1, int(4 / itemsize)) if itemsize else 1
+        return min(_tiles(shape, one, other, packed), _tiles(shape, other, one, packed)) * itemsize
     long = [extent for extent in shape if extent != 1]
     if len(long) < 2 or 0 in shape or not lies_by_rows(math.prod(shape[-in_rows.rank :]), in_rows.column):
         return tiled_bytes(shape, itemsize)
-    *outer, second, minor = long
-    return math.prod(outer) * _round(second, min(TILE_ROWS, _power_of_2(second))) * _round(minor, TILE_LANES) * itemsize
+    return _tiles(tuple(long), long[-2], long[-1]) * itemsize
+
+
+def _tiles(shape: tuple[int, ...], second: int, minor: int, packed: int = 1) -> int:
+    """The elements of the tiles of an array whose two innermost dims have these extents."""
+    if not second * minor:
+        return 0
+    rows = max(packed, min(TILE_ROWS, _power_of_2(second)))
+    return math.prod(shape) // (second * minor) * _round(second, rows) * _round(minor, TILE_LANES)
 
 
 def local_tiled_bytes(
@@ -80,7 +87,7 @@ def local_tiled_bytes(
     shape: Sequence[int],
     itemsize: float,
     *,
-    in_rows: InRows | None = None,
+    in_rows: Order | None = None,
 ) -> Floats:
     """Bytes per device of an array of this whole shape at each of the locations (see `reshard.Locations`).
 
@@ -96,7 +103,7 @@ def _local_tiled_bytes(
     axis_sizes: tuple[int, ...],
     shape: tuple[int, ...],
     itemsize: float,
-    in_rows: InRows | None,
+    in_rows: Order | None,
 ) -> Floats:
     """The same at locations of this content and shape; arrays of one shape are asked for again and again."""
 

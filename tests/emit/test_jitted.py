@@ -21,6 +21,7 @@ from planner.compiler.emission.options import (
     ASYNC_COLLECTIVES,
     CONTINUATION_FUSION,
     LEFT_OUT,
+    NO_SPACE_TO_BATCH,
     NO_WINDOWED_EINSUM,
     SPARSE_CORE_COLLECTIVES,
     accepted,
@@ -103,6 +104,18 @@ def test_windowed_einsum_is_a_variant(for_tpu: planner.Plan) -> None:
     kept = {name: on for name, on in for_tpu.decision.compiler_options.items() if name not in NO_WINDOWED_EINSUM["tpu"]}
     assert windows == replace(for_tpu.decision, compiler_options=kept)
     assert variants(windows) == ()
+
+
+def test_convolutions_keep_their_space_whole_unless_the_compiler_is_asked() -> None:
+    def fn(x: jax.Array, window: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, window, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    args = jax.ShapeDtypeStruct((8, 32, 32, 128), jnp.float32), jax.ShapeDtypeStruct((3, 3, 128, 128), jnp.float32)
+    decision = planner.plan(fn, args, topology="v5e:2x4", options=NEVER).decision
+    own = plan_options("tpu", "v5e")
+    assert decision.compiler_options == {**own, **NO_SPACE_TO_BATCH}
+    assert own in [variant.compiler_options for variant in variants(decision)]
+    assert planner.plan(fn, args, topology="h100:8", options=NEVER).decision.compiler_options == {}
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_what_is_known_to_help_says_of_what_platform_and_where_it_was_seen() -> 
         assert remedy_of(remedy.platform, "anything else", remedy.under) == ""
     known = options_of_plans("tpu")
     # Those of v5e alone fuse collectives, where compilers refuse that for others.
-    own = {**plan_options("tpu", "v6e", offloads=True), **plan_options("tpu", "v5e")}
+    own = {**plan_options("tpu", "v6e", offloads=True, convolves=True), **plan_options("tpu", "v5e")}
     assert known.keys() == own.keys()
     assert all(value in known[name] for name, value in own.items())
 

@@ -43,6 +43,17 @@ NO_WINDOWED_EINSUM = Pass(
     ),
 )
 
+NO_SPACE_TO_BATCH = Pass(
+    name="no-space-to-batch",
+    phase="emission",
+    does="Keeps the space of convolutions of fewer than 8 images whole, by a compiler option (see `options`).",
+    evidence=Evidence(
+        release="libtpu 0.0.42",
+        seen="chains of convolutions and a 3-D U-Net on v5e:4x4, v5p, v6e, v4 and tpu7x",
+        source="xla/service/space_to_batch_converter.cc",
+    ),
+)
+
 FUSED_BROADCASTS = Pass(
     name="fused-broadcasts",
     phase="emission",

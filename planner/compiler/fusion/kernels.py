@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
 from planner.compiler.fusion.softmax_gpu import rows_kept
+from planner.compiler.layout.convolved import Order
 from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.compiler.layout.gather_tables import (
     MOST_WASTED,
@@ -32,7 +33,6 @@ from planner.compiler.layout.gather_tables import (
     gathered_rows,
     scattered_rows,
 )
-from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, uncoalesced_transposes
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
@@ -81,7 +81,7 @@ class Access(NamedTuple):
     times: float
     copied_slice: tuple[int, float] | None = None
     rows: Rows | None = None
-    in_rows: InRows | None = None
+    in_rows: Order | None = None
     at_once: float = math.inf
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.compiler.layout.convolved import in_image_order
 from planner.compiler.layout.dot_operands_gpu import transpose_traffic, transposed_stacks, with_transposed
 from planner.compiler.layout.loop_stacks import stack_relayouts
 from planner.compiler.layout.row_major_lanes import in_row_order
@@ -28,7 +29,11 @@ def _transposed_buffers(program: CompiledProgram) -> None:
 
 
 def _row_major_lanes(program: CompiledProgram) -> None:
-    program.row_major = in_row_order(program.graph, program.fused)
+    program.row_major = {**program.row_major, **in_row_order(program.graph, program.fused)}
+
+
+def _convolution_layout(program: CompiledProgram) -> None:
+    program.row_major = {**program.row_major, **in_image_order(program.graph, program.fused)}
 
 
 LAYOUT_ASSIGNMENT = Pass(
@@ -89,6 +94,17 @@ ROW_MAJOR_LANES = Pass(
     evidence=Evidence(release="libtpu 0.0.42", seen="graph networks with 8 to 512 features on v5e:4x4"),
     writes=("row_major",),
     run=_row_major_lanes,
+)
+
+CONVOLUTION_LAYOUT = Pass(
+    name="convolution-layout",
+    phase="layout",
+    does="Stores images in tiles of batch and features, with space outside of them, as convolutions read and make them.",
+    evidence=Evidence(
+        release="libtpu 0.0.42", seen="chains of convolutions of 1 to 128 images of 32 to 256 features on v5e:2x2"
+    ),
+    writes=("row_major",),
+    run=_convolution_layout,
 )
 
 GATHER_TABLE_LAYOUT = Pass(

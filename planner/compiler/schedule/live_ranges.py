@@ -17,7 +17,7 @@ import numpy as np
 
 from pbqp.vectors import Indices
 from planner.compiler.buffers.buffer import Buffer
-from planner.compiler.layout.row_major_lanes import InRows
+from planner.compiler.layout.convolved import Order
 from planner.compiler.program import CompiledProgram
 from planner.compiler.schedule.host_copies import host_copies
 from planner.decisions.decision_graph import Flow, Read, Transfer
@@ -61,7 +61,7 @@ class TensorForm(NamedTuple):
     fraction: float
     reduced: Reduced | None = None
     several: int | None = None
-    in_rows: InRows | None = None
+    in_rows: Order | None = None
     inside: Inside | None = None
     at_once: float = math.inf
 
@@ -93,7 +93,7 @@ class Holdings:
     forms: tuple[TensorForm, ...]
 
     @staticmethod
-    def of(graph: Graph, items: Iterable[Item], in_rows: Mapping[int, InRows]) -> Holdings:
+    def of(graph: Graph, items: Iterable[Item], in_rows: Mapping[int, Order]) -> Holdings:
         """The columns of these items, given the tensors that lie in rows."""
         avals = graph.aval_numbers
         numbers: dict[tuple[object, ...], int] = {}

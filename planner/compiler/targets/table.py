@@ -42,6 +42,7 @@ TPU = CompilerModel(
         fusion.MATERIALIZATION,
         fusion.MULTI_OUTPUT_FUSION,
         fusion.SOFTMAX_WINDOW,
+        layout.CONVOLUTION_LAYOUT,
         layout.ROW_MAJOR_LANES,
         schedule.LIVE_RANGES,
         # Copies are inserted where live ranges overlap, and buffers are allocated for what is not in place.
@@ -68,6 +69,7 @@ TPU = CompilerModel(
         emission.CONSTRAIN_ANCHORS_ONLY,
         emission.SLICES_OF_DONATED_STACKS,
         emission.NO_WINDOWED_EINSUM,
+        emission.NO_SPACE_TO_BATCH,
         emission.FUSED_BROADCASTS,
         emission.STACKS_IN_CARRY,
     ),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from planner.compiler.layout.convolved import Order
 from planner.compiler.layout.row_major_lanes import InRows
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import GPU, TPU
@@ -22,7 +23,7 @@ def _messages(h: jax.Array, weights: jax.Array, senders: jax.Array, receivers: j
     return jax.ops.segment_sum(messages, receivers, NODES).sum((1, 2))
 
 
-def _rows(on_tpu: bool) -> dict[str, InRows]:
+def _rows(on_tpu: bool) -> dict[str, Order]:
     """How the results of ops lie, by the kinds of these."""
     numbers = jax.ShapeDtypeStruct((EDGES,), jnp.int32)
     args = (

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from planner.compiler.emission.options import plan_options
-from tests.compiler.probes.layout import AT, BATCH, CACHE, HEADS, LAYERS, STACK_BYTES, WIDTH
+from tests.compiler.probes.layout import AT, BATCH, CACHE, HEADS, LAYERS, STACK_BYTES, WIDTH, convolved
 from tests.compiler.probes.probe import Array, Probe, Program, laid
 
 THRESHOLD = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
@@ -88,6 +88,26 @@ PROBES = (
         seen=lambda low, high: (
             any(one.windowed for one in low.report.collectives)
             and not any(one.windowed for one in high.report.collectives)
+        ),
+    ),
+    Probe(
+        of="no-space-to-batch",
+        topology="v5e:1x1",
+        programs=tuple(
+            Program(
+                fn=convolved,
+                args=(Array(shape=(4, 64, 64, 256)), *(Array(shape=(3, 3, 256, 256)),) * 2),
+                options=plan_options("tpu", "v5e", convolves=convolves),
+            )
+            for convolves in (False, True)
+        ),
+        shows="convolutions of 4 images are of 32 parts of images without the option alone",
+        seen=lambda cut, whole: (
+            [
+                any(found.holds(one, "convolution") and one.shape.startswith("bf16[4,64,64") for one in found.kernels())
+                for found in (cut, whole)
+            ]
+            == [False, True]
         ),
     ),
     Probe(

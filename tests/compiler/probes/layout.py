@@ -57,6 +57,13 @@ def _by_chunks(x: Any, w: Any) -> Any:
     return lax.scan(lambda total, chunk: (0.9 * total + chunk, total.sum()), jnp.zeros_like(chunks[0]), chunks)
 
 
+def convolved(x: Any, *windows: Any) -> Any:
+    """Layers of convolutions over images, with an activation between them."""
+    for window in windows:
+        x = jax.nn.relu(lax.conv_general_dilated(x, window, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    return x
+
+
 CARRIED = Program(fn=_carried, args=(Array(shape=CACHE), QUERY, AT), donated=(0,))
 LOOKUP = Program(
     fn=lambda table, rows: table[rows],
@@ -130,6 +137,19 @@ PROBES = (
         shows="rows of 8 elements are gathered and scattered with their last dim innermost",
         seen=lambda found: any(
             one.opcode == "fusion" and one.shape.startswith("f32[16384,8]{1,0:T(8,128)") for one in found.kernels()
+        ),
+    ),
+    Probe(
+        of="convolution-layout",
+        topology="v5e:1x1",
+        programs=(
+            Program(fn=convolved, args=(Array(shape=(16, 64, 64, 32)), *(Array(shape=(3, 3, 32, 32)),) * 2)),
+            Program(fn=convolved, args=(Array(shape=(64, 64, 64, 32)), *(Array(shape=(3, 3, 32, 32)),) * 2)),
+        ),
+        shows="images of 32 features lie in tiles of batch and features, features innermost unless the batch is longer",
+        seen=lambda few, many: all(
+            any(found.holds(one, "convolution") and one.shape.startswith(lies) for one in found.kernels())
+            for found, lies in ((few, "bf16[16,64,64,32]{3,0,2,1:"), (many, "bf16[64,64,64,32]{0,3,2,1:"))
         ),
     ),
     Probe(
