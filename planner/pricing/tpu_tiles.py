@@ -70,6 +70,8 @@ def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: InRows) -> float
     long = [extent for extent in shape if extent != 1]
     if len(long) < 2 or 0 in shape or not lies_by_rows(math.prod(shape[-in_rows.rank :]), in_rows.column):
         return tiled_bytes(shape, itemsize)
+    if in_rows.single and sum(extent != 1 for extent in shape[-in_rows.rank :]) > 1:
+        return tiled_bytes(shape, itemsize)
     *outer, second, minor = long
     return math.prod(outer) * _round(second, min(TILE_ROWS, _power_of_2(second))) * _round(minor, TILE_LANES) * itemsize
 
