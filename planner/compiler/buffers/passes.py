@@ -6,7 +6,7 @@ from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.complex_planes import complex_planes, real_transforms
 from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
-from planner.compiler.fusion.ragged_dot import masked_buffers, transposed_buffers
+from planner.compiler.fusion.ragged_dot import mask_buffers, masked_buffers, transposed_buffers
 from planner.compiler.layout.row_major_lanes import copied_slices
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
@@ -65,6 +65,10 @@ def _real_transforms(program: CompiledProgram) -> None:
 
 def _masked_groups(program: CompiledProgram) -> None:
     program.buffers += masked_buffers(program.graph)
+
+
+def _group_masks(program: CompiledProgram) -> None:
+    program.buffers += mask_buffers(program.graph)
 
 
 def _transposed_weights(program: CompiledProgram) -> None:
@@ -168,6 +172,19 @@ MASKED_GROUPS = Pass(
     evidence=Evidence(release="jaxlib 0.10.2", seen="dropless mixtures of experts on h100:8"),
     writes=("buffers",),
     run=_masked_groups,
+)
+
+GROUP_MASKS = Pass(
+    name="group-masks",
+    phase="buffers",
+    does="On v5p, writes the mask of a masked ragged sum to memory, one byte in 128, though no kernel reads it.",
+    evidence=Evidence(
+        release="libtpu 0.0.42",
+        seen="gradients of experts of 32 to 786 thousand rows in 8 to 64 groups on v5p, not on v4, v5e, v6e and tpu7x",
+        until="libtpu 0.0.50",
+    ),
+    writes=("buffers",),
+    run=_group_masks,
 )
 
 SEPARATE_RESULTS = Pass(

@@ -1,10 +1,11 @@
 """Row order: which tensors lie row by row on a TPU, however much their tiles are filled up.
 
-A tensor lies as takes the least padding, as a rule. What a lookup makes of a table that lies by rows, and what a scatter
-adds to one (see `gathered_rows`), are rows, which XLA's TPU compiler reads and writes as a whole: the last dim lies
-innermost, filled up to the 128 lanes of a tile. So does a table that the program computes. What passes make of such rows,
-or such rows of, element by element, lies as they do: of messages of 8 features along the edges of a graph every pass moves
-16 times their bytes, and of layers that save them for the backward pass each stack takes as much more memory.
+A tensor lies as takes the least padding, as a rule. What a lookup makes of a table that lies by rows, what a scatter adds
+to one (see `gathered_rows`), and what a ragged dot makes of rows, are rows, which XLA's TPU compiler reads and writes as a
+whole: the last dim lies innermost, filled up to the 128 lanes of a tile. So does a table that the program computes. What
+passes make of such rows, or such rows of, element by element, lies as they do: of messages of 8 features along the edges of
+a graph every pass moves 16 times their bytes, and of layers that save them for the backward pass each stack takes as much
+more memory.
 
 Not so where what a matmul makes takes part, such as features of edges that are added to those of nodes: the rows are copied
 to lie as that does, and the result is copied to be scattered. So are rows of several dims that are saved for the backward
@@ -18,6 +19,7 @@ from collections.abc import Container, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
+from planner.compiler.fusion.ragged_dot import multiplies_rows
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
@@ -36,6 +38,10 @@ class InRows(NamedTuple):
     column: float
     rank: int
     single: bool = False
+
+
+_OF_GROUPS = InRows(column=0.0, rank=1)
+"""The rows that a ragged dot multiplies lie by rows, however they are filled up."""
 
 
 def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
@@ -58,6 +64,8 @@ def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
                 _add(found, op.results[0], rows)
                 if graph.tensors[op.operands[0]].producer is not None:  # an argument lies as all arguments do
                     _add(found, op.operands[0], rows)
+        elif multiplies_rows(op):
+            _add(found, op.results[0], _OF_GROUPS)
         elif op.kind in _STACKED:
             (operand, *_), (result,) = op.operands, op.results
             if operand in found and not of_matmuls[operand]:
