@@ -140,7 +140,10 @@ SOFTMAX_WINDOW = Pass(
     name="softmax-window",
     phase="fusion",
     does="Stores the centred row of a softmax in the place of the row and its maximum.",
-    evidence=Evidence(release=TPU_RELEASE, seen="attention over rows of up to 4,096 elements on v5e and v5p"),
+    evidence=Evidence(
+        release=TPU_RELEASE,
+        seen="attention over rows of up to 8,192 elements on v5e, v5p and v6e, and of up to 50 thousand on v5e",
+    ),
     writes=("materialized", "same_type"),
     run=_softmax_window,
 )
