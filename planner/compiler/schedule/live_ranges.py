@@ -192,9 +192,10 @@ def _held_inside(program: CompiledProgram, freed: Mapping[Read, int]) -> Iterato
 
 def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> Iterable[Item]:
     graph = program.graph
+    unread = {tensor for position, tensor in enumerate(graph.inputs) if position not in graph.kept}
     for tensor in graph.tensors:
         home = flow.home[tensor.id]
-        if tensor.producer is None and home is not None and tensor.aval.bytes:
+        if tensor.producer is None and home is not None and tensor.aval.bytes and tensor.id not in unread:
             yield Item(tensor.id, home[0], home[1], 0, program.steps + 1)
     summed, inside = set[int](), set(freed.values())
     for transfer in flow.transfers:
