@@ -27,11 +27,12 @@ MANY = 64
 """Kernels beyond which nobody counts."""
 
 
-def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> list[bool]:
+def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool], *, goes_on: bool) -> list[bool]:
     """Which tensors stand in memory, with those that are read often; in the order in which they are made.
 
     n kernels that compute it anew read n times what it is computed from; stored, that is read once, and it is written
-    once and read n times. What a single pass of its size reads is not stored, but what that pass makes of it.
+    once and read n times. What a single pass of its size reads is not stored, but what that pass makes of it. `goes_on`:
+    matmuls go on to what is made of their results, whoever reads it.
     """
     stored = list(materialized)
     readers = reading_kernels(graph, fused, stored)
@@ -50,7 +51,7 @@ def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[
             often = (count - 1) * read > (count + 1) * aval.bytes
             makers = (graph.maker(t) for t in own)
             product = any(op is not None and not fused[op.id] and traits(op.kind).matmul for op in makers)
-            often |= len(own) > 1 and any(_ends_in(graph, t, tensor) for t in own)
+            often |= goes_on and len(own) > 1 and any(_ends_in(graph, t, tensor) for t in own)
             if often and product and not traits(op.kind).renames and _forks(graph, tensor):
                 stored[tensor] = True
                 own = frozenset((tensor,))

@@ -28,7 +28,8 @@ def _materialization(program: CompiledProgram) -> None:
 
 
 def _multi_output(program: CompiledProgram) -> None:
-    found = stored_for_many(program.graph, program.fused, program.materialized)
+    goes_on = program.compiler.runs("dot-output-fusion")
+    found = stored_for_many(program.graph, program.fused, program.materialized, goes_on=goes_on)
     program.materialize(found, "multi-output-fusion")
 
 
