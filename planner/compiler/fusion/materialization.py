@@ -54,7 +54,7 @@ def materialized_by_fusion(
     graph: Graph, grouping: Grouping, fused: Sequence[bool], stored: Collection[int], compiler: CompilerModel
 ) -> list[bool]:
     """Which tensors are in memory, among them those `stored` for matmuls that do not compute their operands."""
-    computes_operands = compiler.runs("dot-operand-fusion")
+    computes_operands, goes_on = compiler.runs("dot-operand-fusion"), compiler.runs("dot-output-fusion")
     kept = [tensor.producer is None for tensor in graph.tensors]
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, of) for op, of in zip(graph.ops, fused, strict=True)]
@@ -86,7 +86,7 @@ def materialized_by_fusion(
         if alone or (row.matmul and not fused[op.id]):
             of_matmul.update(op.results)
         # A matmul goes on to what its result is read for alone, and stores that instead.
-        hard = row.stored_for_matmuls or (row.costly and alone) or not costly.isdisjoint(op.operands)
+        hard = row.stored_for_matmuls or (row.costly and (alone or not goes_on)) or not costly.isdisjoint(op.operands)
         hard &= computes_operands
         for tensor in op.results:
             if (
