@@ -68,6 +68,7 @@ PassName = Literal[
     "complex-planes",
     "real-transforms",
     "masked-groups",
+    "group-masks",
     "separate-results",
     "memory-space-assignment",
     "cross-program-prefetch",

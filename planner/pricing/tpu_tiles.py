@@ -70,6 +70,8 @@ def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: Order) -> float:
     long = [extent for extent in shape if extent != 1]
     if len(long) < 2 or 0 in shape or not lies_by_rows(math.prod(shape[-in_rows.rank :]), in_rows.column):
         return tiled_bytes(shape, itemsize)
+    if in_rows.single and sum(extent != 1 for extent in shape[-in_rows.rank :]) > 1:
+        return tiled_bytes(shape, itemsize)
     return _tiles(tuple(long), long[-2], long[-1]) * itemsize
 
 

@@ -86,13 +86,16 @@ class Primitive:
     `costs`, `liveness`."""
 
     matmul: bool = False
-    """It runs on the matrix unit, and computes an operand on the way unless that is costly. Asked by `liveness`."""
+    """It runs on the matrix unit, and computes an operand on the way, as a rule. Asked by `liveness`."""
 
     product: ProductFunction | None = None
     """The product of matrices that it is on the part of one device. Asked by `costs`."""
 
     costly: bool = False
-    """A compiler rather stores its result than computes it again inside a matmul. Asked by `liveness`."""
+    """A compiler rather stores its result than computes it for every element of a broadcast. Asked by `liveness`."""
+
+    stored_for_matmuls: bool = False
+    """A compiler rather stores its result than computes it inside a matmul. Asked by `liveness`."""
 
     slow: bool = False
     """A vector unit takes many steps for every element. Asked by `softmaxes`."""

@@ -6,7 +6,8 @@ from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.complex_planes import complex_planes, real_transforms
 from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
-from planner.compiler.fusion.ragged_dot import masked_buffers, transposed_buffers
+from planner.compiler.fusion.ragged_dot import mask_buffers, masked_buffers, transposed_buffers
+from planner.compiler.layout.row_major_lanes import copied_slices
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import is_fused
@@ -15,7 +16,10 @@ from planner.rules.primitives import traits
 
 
 def _copy_insertion(program: CompiledProgram) -> None:
-    program.in_place = in_place(program.graph, program.fused, program.materialized, program.last_use, program.spans)
+    graph = program.graph
+    found = in_place(graph, program.fused, program.materialized, program.last_use, program.spans)
+    written = {op: graph.regions[graph.ops[op].region].trips for op in copied_slices(graph, program.row_major)}
+    program.in_place = found.with_traffic(written)
 
 
 def _fusible_sinking(program: CompiledProgram) -> None:
@@ -24,9 +28,11 @@ def _fusible_sinking(program: CompiledProgram) -> None:
 
 def _buffer_assignment(program: CompiledProgram) -> None:
     graph, kept = program.graph, program.in_place
+    copied = copied_slices(graph, program.row_major)
     for op in graph.ops:
+        view = op.id not in copied and _is_view(graph, op)
         for tensor in op.results:
-            if not program.materialized[tensor] or _is_view(graph, op) or tensor in kept.taken:
+            if not program.materialized[tensor] or view or tensor in kept.taken:
                 continue
             start = program.spans[op.region][0] if op.kind == "loop_stack" else program.scheduled_at.get(op.id, op.id)
             stop = max(program.last_use[tensor], kept.kept.get(tensor, 0), start + 1)
@@ -59,6 +65,10 @@ def _real_transforms(program: CompiledProgram) -> None:
 
 def _masked_groups(program: CompiledProgram) -> None:
     program.buffers += masked_buffers(program.graph)
+
+
+def _group_masks(program: CompiledProgram) -> None:
+    program.buffers += mask_buffers(program.graph)
 
 
 def _transposed_weights(program: CompiledProgram) -> None:
@@ -162,6 +172,19 @@ MASKED_GROUPS = Pass(
     evidence=Evidence(release="jaxlib 0.10.2", seen="dropless mixtures of experts on h100:8"),
     writes=("buffers",),
     run=_masked_groups,
+)
+
+GROUP_MASKS = Pass(
+    name="group-masks",
+    phase="buffers",
+    does="On v5p, writes the mask of a masked ragged sum to memory, one byte in 128, though no kernel reads it.",
+    evidence=Evidence(
+        release="libtpu 0.0.42",
+        seen="gradients of experts of 32 to 786 thousand rows in 8 to 64 groups on v5p, not on v4, v5e, v6e and tpu7x",
+        until="libtpu 0.0.50",
+    ),
+    writes=("buffers",),
+    run=_group_masks,
 )
 
 SEPARATE_RESULTS = Pass(

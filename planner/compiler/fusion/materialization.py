@@ -2,6 +2,7 @@
 
 A compiler writes what its fused ops read and write: arguments, results of ops that are not fused, results of reductions,
 tensors that cross a loop's border, the results of the program, operands of ops that cannot compute them, and running sums.
+A matmul computes an activation of what is in memory anyway, such as a tanh or a logistic, but no error function.
 The rest lives in registers, and extends the life of the tensors that it is computed from. The rules are those seen in the
 buffer assignments of XLA's TPU compiler.
 """
@@ -53,12 +54,13 @@ def materialized_by_fusion(
     graph: Graph, grouping: Grouping, fused: Sequence[bool], stored: Collection[int], compiler: CompilerModel
 ) -> list[bool]:
     """Which tensors are in memory, among them those `stored` for matmuls that do not compute their operands."""
-    computes_operands = compiler.runs("dot-operand-fusion")
+    computes_operands, goes_on = compiler.runs("dot-operand-fusion"), compiler.runs("dot-output-fusion")
     kept = [tensor.producer is None for tensor in graph.tensors]
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, of) for op, of in zip(graph.ops, fused, strict=True)]
     costly: set[int] = set()
     slow: set[int] = set()
+    of_matmul = set[int]()
     terms = [frozenset((tensor.id,) if kept[tensor.id] else ()) for tensor in graph.tensors]
 
     def store(tensor: int) -> None:
@@ -80,7 +82,12 @@ def materialized_by_fusion(
             store(op.operands[0])
         reduced = grouping.placements[op.id].reduced and op.kind != "gather"  # of a table that is split
         passing = fused[op.id] and op.kind not in BORDER and not reduced
-        hard = computes_operands and (row.costly or not costly.isdisjoint(op.operands))
+        alone = any(t in of_matmul and len(graph.consumers[t]) == 1 and t not in graph.returned for t in op.operands)
+        if alone or (row.matmul and not fused[op.id]):
+            of_matmul.update(op.results)
+        # A matmul goes on to what its result is read for alone, and stores that instead.
+        hard = row.stored_for_matmuls or (row.costly and (alone or not goes_on)) or not costly.isdisjoint(op.operands)
+        hard &= computes_operands
         for tensor in op.results:
             if (
                 not passing

@@ -3,7 +3,9 @@
 A result of passes that stands nowhere is computed by every kernel that reads it from what it is computed from. Where that
 reads more than storing it would, XLA makes it once, as a further result of the matmul or convolution at hand, and stores
 it: the gradient behind a residual block and its activation, for the reductions and gradients of the norms and convolutions
-before it. What no matmul makes a part of is computed anew all the same.
+before it. So it does where a matmul goes on to it, its own result being read for nothing else, and other arrays take part:
+of a sum of two convolutions that several kernels read only the sum is in memory. What no matmul makes a part of is computed
+anew all the same.
 
 Expensive producers are results that XLA's GPU compiler stores as the backward pass would take longer to compute them again.
 What fused ops compute is computed anew by every kernel that reads it. Of a function that takes many instructions (the error
@@ -25,11 +27,12 @@ MANY = 64
 """Kernels beyond which nobody counts."""
 
 
-def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> list[bool]:
+def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool], *, goes_on: bool) -> list[bool]:
     """Which tensors stand in memory, with those that are read often; in the order in which they are made.
 
     n kernels that compute it anew read n times what it is computed from; stored, that is read once, and it is written
-    once and read n times. What a single pass of its size reads is not stored, but what that pass makes of it.
+    once and read n times. What a single pass of its size reads is not stored, but what that pass makes of it. `goes_on`:
+    matmuls go on to what is made of their results, whoever reads it.
     """
     stored = list(materialized)
     readers = reading_kernels(graph, fused, stored)
@@ -48,11 +51,35 @@ def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[
             often = (count - 1) * read > (count + 1) * aval.bytes
             makers = (graph.maker(t) for t in own)
             product = any(op is not None and not fused[op.id] and traits(op.kind).matmul for op in makers)
-            if often and len(graph.consumers[tensor]) > 1 and product:
+            often |= goes_on and len(own) > 1 and any(_ends_in(graph, t, tensor) for t in own)
+            if often and product and not traits(op.kind).renames and _forks(graph, tensor):
                 stored[tensor] = True
                 own = frozenset((tensor,))
             sources[tensor] = own
     return stored
+
+
+def _forks(graph: Graph, tensor: int) -> bool:
+    """Whether several ops read a tensor, under whatever name."""
+    while len(graph.consumers[tensor]) == 1:
+        (reader,) = graph.readers(tensor)
+        if not traits(reader.kind).renames:
+            return False
+        (tensor,) = reader.results
+    return len(graph.consumers[tensor]) > 1
+
+
+def _ends_in(graph: Graph, made: int, tensor: int) -> bool:
+    """Whether what a matmul makes is read on the way to a tensor alone."""
+    op = graph.maker(made)
+    if op is None or not traits(op.kind).matmul:
+        return False
+    while made != tensor and len(graph.consumers[made]) == 1 and made not in graph.returned:
+        (reader,) = graph.readers(made)
+        if len(reader.results) != 1:
+            return False
+        (made,) = reader.results
+    return made == tensor
 
 
 def reading_kernels(graph: Graph, fused: Sequence[bool], stored: Sequence[bool]) -> list[frozenset[int]]:

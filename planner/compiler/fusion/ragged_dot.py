@@ -5,15 +5,22 @@ every group alone. Before, it computed such a sum (the gradient of the weights) 
 other groups masked on the way. Its compilers for other platforms put either down to one product: an operand stands once for
 every group, masked, and both do of a sum. Seen in programs of libtpu 0.0.42 and 0.0.50 and of jaxlib 0.10.2 for H100.
 
+For v5p such a sum also writes its mask to memory, one byte for every group and element, each in a row of 128 lanes, which
+nothing reads.
+
 The TPU's kernel takes weights as (groups, summed, columns). Those of a gradient of rows, whose summed dim is the last, are
 copied for it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.layout.tiles import TILE_LANES
 from planner.compiler.model import CompilerModel
-from planner.program.graph import Graph, Op
+from planner.program.graph import Aval, Graph, Op
 
 KIND = "ragged_dot_general"
 WEIGHTS = 1
@@ -62,6 +69,25 @@ def transposed_buffers(graph: Graph) -> list[Buffer]:
     ]
 
 
+def group_mask(graph: Graph, op: Op) -> Aval | None:
+    """The mask of a sum over elements that come in groups, a row of lanes for each; None where an op is no such sum."""
+    if op.kind != KIND or not _sums(op):
+        return None
+    elements = math.prod(graph.tensors[op.operands[0]].aval.shape[dim] for dim in _summed(op))
+    return Aval(shape=(_groups(graph, op), elements, TILE_LANES), dtype="bool", itemsize=1.0)
+
+
+def mask_buffers(graph: Graph) -> list[Buffer]:
+    """The masks of sums over elements that come in groups."""
+    masks = ((op, group_mask(graph, op)) for op in graph.of_kinds((KIND,)))
+    return [Buffer(op.results[0], op.id, op.id + 1, beside=mask) for op, mask in masks if mask is not None]
+
+
+def multiplies_rows(op: Op) -> bool:
+    """Whether an op is a ragged dot of rows that come in groups."""
+    return op.kind == KIND and bool(op.params["ragged_dot_dimension_numbers"].rhs_group_dimensions)
+
+
 def has_transposed_weights(op: Op) -> bool:
     """Whether an op is a ragged dot of weights whose summed dim lies inside of their columns."""
     if op.kind != KIND:
@@ -75,9 +101,13 @@ def has_transposed_weights(op: Op) -> bool:
 
 def _sums(op: Op) -> bool:
     """Whether what is summed over comes in groups."""
-    numbers = op.params["ragged_dot_dimension_numbers"]
-    (contracted, _), _ = numbers.dot_dimension_numbers
-    return any(dim in contracted for dim in numbers.lhs_ragged_dimensions)
+    return any(dim in _summed(op) for dim in op.params["ragged_dot_dimension_numbers"].lhs_ragged_dimensions)
+
+
+def _summed(op: Op) -> Sequence[int]:
+    """The dims of its first operand that an op sums over."""
+    (contracted, _), _ = op.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    return contracted
 
 
 def _groups(graph: Graph, op: Op) -> int:

@@ -8,7 +8,8 @@ made of the row is narrowed (weights in bfloat16), the matmul ends with the row,
 
 What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what takes an exponential
 or a quotient of every element is stored where it is narrow, or products in batches read it, such as the gradient of scores.
-Narrow weights that products in batches read in the forward pass and again in the backward one stand in between.
+Narrow weights that products in batches read in the forward pass and again in the backward one stand in between. Of longer
+rows these products compute all of that anew.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
 
 LONGEST_ROW = 4096
+LONGEST_NARROWED = 8192
+"""The same where what is made of the row is narrowed; of 12,288 elements it is not centred."""
 LEAST_RANK = 3
 
 
@@ -32,6 +35,7 @@ def stored_of_softmaxes(graph: Graph, fused: Sequence[bool], materialized: Seque
     stored = list(materialized)
     for op in graph.of_kinds(kinds_where(lambda row: row.extreme)):
         _centre(graph, fused, stored, op)
+    long = {t for op in graph.of_kinds(kinds_where(lambda row: row.extreme)) for t in _of_long_rows(graph, fused, op)}
     matmuls, slow = matmul_ranks(graph, fused), set[int]()
     for op in graph.ops:
         if op.kind in BOUNDARY or not fused[op.id]:
@@ -40,6 +44,8 @@ def stored_of_softmaxes(graph: Graph, fused: Sequence[bool], materialized: Seque
             if not stored[tensor] and is_slow(graph, slow, op, tensor):
                 slow.add(tensor)
                 narrow = graph.tensors[tensor].aval.itemsize <= BFLOAT16_BYTES
+                if tensor in long and _often_in_batches(graph, matmuls, tensor):
+                    continue
                 pairs = side_by_side(graph, matmuls, tensor)
                 stored[tensor] = any(narrow or _in_batches(graph, pair) for pair in pairs) or (
                     narrow and _often_in_batches(graph, matmuls, tensor)
@@ -64,17 +70,27 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
     """Stores the centred rows of an op that takes the extreme of rows, and not the extreme."""
     (row,), (extreme,) = op.operands, op.results
     shape = graph.tensors[row].aval.shape
-    if len(shape) < LEAST_RANK or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_ROW:
+    if len(shape) < LEAST_RANK or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_NARROWED:
         return
     if stored[row] or _widened(graph, row) or not _of_matmul(graph, fused, stored, row):
         return
     readers = list(_readers(graph, extreme))
     centred = [reader.results[0] for reader in readers if reader.kind == "sub" and reader.operands[0] == row]
     made = list(_made_of(graph, fused, centred[0])) if len(centred) == 1 else []
+    narrowed = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
+    if not narrowed and shape[op.params["axes"][0]] > LONGEST_ROW:
+        return
     if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
-        stored[row] = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
+        stored[row] = narrowed
         stored[extreme] = stored[row] or len(readers) > 1
+
+
+def _of_long_rows(graph: Graph, fused: Sequence[bool], op: Op) -> Iterator[int]:
+    """What passes make of the rows of an op that takes their extreme, where they are too long to be centred."""
+    axes, shape = op.params["axes"], graph.tensors[op.operands[0]].aval.shape
+    if any(shape[axis] > LONGEST_NARROWED for axis in axes):
+        yield from _made_of(graph, fused, op.operands[0])
 
 
 def _widened(graph: Graph, tensor: int) -> bool:

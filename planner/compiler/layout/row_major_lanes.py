@@ -1,35 +1,47 @@
 """Row order: which tensors lie row by row on a TPU, however much their tiles are filled up.
 
-A tensor lies as takes the least padding, as a rule. What a lookup makes of a table that lies by rows, and what a scatter
-adds to one (see `gathered_rows`), are rows, which XLA's TPU compiler reads and writes as a whole: the last dim lies
-innermost, filled up to the 128 lanes of a tile. So does a table that the program computes. What passes make of such rows,
-or such rows of, element by element, lies as they do: of messages of 8 features along the edges of a graph every pass moves
-16 times their bytes, and of layers that save them for the backward pass each stack takes as much more memory. Seen in
-schedules of libtpu 0.0.42.
+A tensor lies as takes the least padding, as a rule. What a lookup makes of a table that lies by rows, what a scatter adds
+to one (see `gathered_rows`), and what a ragged dot makes of rows, are rows, which XLA's TPU compiler reads and writes as a
+whole: the last dim lies innermost, filled up to the 128 lanes of a tile. So does a table that the program computes. What
+passes make of such rows, or such rows of, element by element, lies as they do: of messages of 8 features along the edges of
+a graph every pass moves 16 times their bytes, and of layers that save them for the backward pass each stack takes as much
+more memory.
+
+Not so where what a matmul makes takes part, such as features of edges that are added to those of nodes: the rows are copied
+to lie as that does, and the result is copied to be scattered. So are rows of several dims that are saved for the backward
+pass and read beside such a tensor. The backward pass copies what was saved otherwise where it needs it in rows.
+Seen in schedules of libtpu 0.0.42.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
+from planner.compiler.fusion.ragged_dot import multiplies_rows
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
 
 _STACKED = ("loop_stack", "loop_slice")
-"""What a loop saves of such rows lies as they do, unless a row has two dims, such as heads and features."""
+"""What a loop saves of such rows lies as they do."""
 
 
 class InRows(NamedTuple):
     """How a tensor lies: its last `rank` dims are rows of a table that has so many bytes in a column.
 
-    These say whether the table lies by rows (`gathered_rows.lies_by_rows`).
+    These say whether the table lies by rows (`gathered_rows.lies_by_rows`). With `single`, it does so only on devices where
+    a row has but one dim of several elements.
     """
 
     column: float
     rank: int
+    single: bool = False
+
+
+_OF_GROUPS = InRows(column=0.0, rank=1)
+"""The rows that a ragged dot multiplies lie by rows, however they are filled up."""
 
 
 def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
@@ -38,11 +50,12 @@ def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
     Of several tables the one with the shortest column.
     """
     found: dict[int, InRows] = {}
+    of_matmuls = _of_matmuls(graph, fused)
     for op in graph.of_kinds(kinds_where(lambda row: row.updates is not None)):
         update, numbers = op.operands[traits(op.kind).updates or 0], op.params.get("dimension_numbers")
         rows = _rows(graph, update, getattr(numbers, "update_window_dims", ()), op.results[0])
         if rows is not None:
-            _follow_back(graph, fused, update, rows, found)
+            _follow_back(graph, fused, update, rows, of_matmuls, found)
     for op in graph.ops:
         if traits(op.kind).picks and not fused[op.id]:
             numbers = op.params.get("dimension_numbers")
@@ -51,15 +64,46 @@ def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
                 _add(found, op.results[0], rows)
                 if graph.tensors[op.operands[0]].producer is not None:  # an argument lies as all arguments do
                     _add(found, op.operands[0], rows)
+        elif multiplies_rows(op):
+            _add(found, op.results[0], _OF_GROUPS)
         elif op.kind in _STACKED:
-            operand = op.operands[0]
-            if operand in found and found[operand].rank == 1:
-                _add(found, op.results[0], found[operand])
+            (operand, *_), (result,) = op.operands, op.results
+            if operand in found and not of_matmuls[operand]:
+                beside = any(of_matmuls[t] for t in _element_by_element(graph, fused, operand))
+                _add(found, result, found[operand]._replace(single=beside or found[operand].single))
         elif fused[op.id]:
             for operand in op.operands:
                 for result in op.results if operand in found else ():
-                    if keeps_layout(graph, op, operand, result):
+                    if keeps_layout(graph, op, operand, result) and not of_matmuls[result]:
                         _add(found, result, found[operand])
+    for op in graph.of_kinds(("loop_slice",)):
+        (saved,) = op.results
+        for result in _element_by_element(graph, fused, saved) if saved not in found else ():
+            if result in found:
+                _add(found, saved, found[result])
+    return found
+
+
+def _element_by_element(graph: Graph, fused: Sequence[bool], tensor: int) -> Iterator[int]:
+    """What fused ops make of a tensor element by element."""
+    for op in graph.readers(tensor):
+        yield from (t for t in op.results if fused[op.id] and keeps_layout(graph, op, tensor, t))
+
+
+def _of_matmuls(graph: Graph, fused: Sequence[bool]) -> list[bool]:
+    """For every tensor whether it is what a matmul makes, in any shape, or is computed of that element by element."""
+    found = [False] * len(graph.tensors)
+    size = [tensor.aval.size for tensor in graph.tensors]
+    for op in graph.ops:
+        row = traits(op.kind)
+        for result in op.results:
+            found[result] = (row.matmul and not fused[op.id]) or any(
+                (row.reshapes and size[operand] == size[result])
+                or row.renames
+                or (fused[op.id] and keeps_layout(graph, op, operand, result))
+                for operand in op.operands
+                if found[operand]
+            )
     return found
 
 
@@ -82,16 +126,29 @@ def _rows(graph: Graph, tensor: int, window: Sequence[int], table: int) -> InRow
     return InRows(graph.tensors[table].aval.bytes / row, rank) if rank and row > 1 and shape[-1] > 1 else None
 
 
-def _follow_back(graph: Graph, fused: Sequence[bool], tensor: int, rows: InRows, found: dict[int, InRows]) -> None:
-    """Adds a tensor and what it is made of element by element."""
+def _follow_back(
+    graph: Graph,
+    fused: Sequence[bool],
+    tensor: int,
+    rows: InRows,
+    of_matmuls: Sequence[bool],
+    found: dict[int, InRows],
+) -> None:
+    """Adds a tensor and what it is made of element by element, without what matmuls have a part in."""
     left = [tensor]
     while left:
         tensor = left.pop()
         op = graph.maker(tensor)
         if op is not None:
             _add(found, tensor, rows)
-            own = op.operands if fused[op.id] else ()
+            own = op.operands if fused[op.id] and not of_matmuls[tensor] else ()
             left += [of for of in own if of not in found and keeps_layout(graph, op, of, tensor)]
+
+
+def copied_slices(graph: Graph, in_rows: Container[int]) -> list[int]:
+    """The ops that take slices of stacks which lie otherwise than they are read, in rows: they copy them."""
+    ops = graph.of_kinds(("loop_slice",))
+    return [op.id for op in ops if op.results[0] in in_rows and op.operands[0] not in in_rows]
 
 
 def keeps_layout(graph: Graph, op: Op, operand: int, result: int) -> bool:

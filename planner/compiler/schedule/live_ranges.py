@@ -67,7 +67,7 @@ class TensorForm(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A tensor as a node decides, from `start` to `stop`."""
+    """A tensor as a node decides, from `start` to `stop`; with `beside`, in its name a whole array of that type."""
 
     tensor: int
     node: int
@@ -79,6 +79,7 @@ class Item(NamedTuple):
     several: int | None = None
     inside: Inside | None = None
     at_once: float = math.inf
+    beside: Aval | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,9 +100,9 @@ class Holdings:
         numbers: dict[tuple[object, ...], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, fraction, reduced, several, inside, at_once in items:
-            lies, aval = in_rows.get(tensor), graph.tensors[tensor].aval
-            key = avals[tensor], dims, fraction, reduced, several, lies, inside, at_once
+        for tensor, node, dims, start, stop, fraction, reduced, several, inside, at_once, beside in items:
+            lies, aval = in_rows.get(tensor) if beside is None else None, beside or graph.tensors[tensor].aval
+            key = beside or avals[tensor], dims, fraction, reduced, several, lies, inside, at_once
             number = numbers.setdefault(key, len(numbers))
             if number == len(of_type):
                 of_type.append(TensorForm(aval, dims, fraction, reduced, several, lies, inside, at_once))
@@ -191,9 +192,10 @@ def _held_inside(program: CompiledProgram, freed: Mapping[Read, int]) -> Iterato
 
 def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> Iterable[Item]:
     graph = program.graph
+    unread = {tensor for position, tensor in enumerate(graph.inputs) if position not in graph.kept}
     for tensor in graph.tensors:
         home = flow.home[tensor.id]
-        if tensor.producer is None and home is not None and tensor.aval.bytes:
+        if tensor.producer is None and home is not None and tensor.aval.bytes and tensor.id not in unread:
             yield Item(tensor.id, home[0], home[1], 0, program.steps + 1)
     summed, inside = set[int](), set(freed.values())
     for transfer in flow.transfers:
@@ -208,8 +210,11 @@ def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> It
             start, at_once = buffer.start + (buffer.tensor in summed), program.working_sets.per_byte(buffer.tensor)
             # While the op runs that frees it, its body holds it.
             stop = buffer.stop - (buffer.tensor in inside)
-            held = Item(buffer.tensor, home[0], home[1], start, stop, buffer.fraction)
-            yield held._replace(several=buffer.several, at_once=at_once)
+            held = Item(buffer.tensor, home[0], home[1], start, stop, buffer.fraction, several=buffer.several)
+            if buffer.beside is None:
+                yield held._replace(at_once=at_once)
+            else:
+                yield held._replace(dims=((),) * len(buffer.beside.shape), beside=buffer.beside)
     for op in map(graph.ops.__getitem__, host_copies(graph)):
         # While one trip of a loop computes, what the one before has left travels, or what the next one reads.
         if graph.regions[op.region].parent is not None:

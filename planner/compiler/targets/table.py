@@ -55,6 +55,7 @@ TPU = CompilerModel(
         buffers.COMPLEX_PLANES,
         buffers.REAL_TRANSFORMS,
         buffers.RAGGED_OPERAND_LAYOUT,
+        buffers.GROUP_MASKS,
         simplify.LOOP_INVARIANT_CONVERTS,
         buffers.MEMORY_SPACE_ASSIGNMENT,
         buffers.CROSS_PROGRAM_PREFETCH,
@@ -176,6 +177,7 @@ def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool, 
     own = COMPILERS[platform]
     of_chips = (
         (collectives.SPARSE_CORE_COLLECTIVES, by_sparse_cores),
+        (buffers.GROUP_MASKS, name == "v5p"),
         (emission.FUSED_BROADCASTS, name in FUSED_BROADCASTS),
     )
     absent = [one for one, there in of_chips if not there]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import CPU, GPU, TPU
 from planner.decisions.groups import group_ops
+from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
@@ -79,6 +82,42 @@ def test_two_matmuls_compute_an_activation_each_on_a_gpu(compiler: CompilerModel
     graph = build_graph(trace(gradients, args), while_trips=1.0)
     buffers = compiled(graph, group_ops(graph), compiler).buffers
     assert any(graph.tensors[buffer.tensor].aval.shape == (64, 96) for buffer in buffers) is stored
+
+
+@pytest.mark.parametrize(
+    ("activation", "per_layer"),
+    [
+        (jax.nn.relu, 1),
+        (jnp.tanh, 1),
+        (jax.nn.swish, 1),
+        (jax.nn.gelu, 1),
+        (partial(jax.nn.gelu, approximate=False), 2),
+    ],
+    ids=["relu", "tanh", "swish", "gelu by tanh", "gelu by erf"],
+)
+def test_matmuls_compute_activations_but_error_functions(
+    activation: Callable[[jax.Array], jax.Array], per_layer: int
+) -> None:
+    """Of every layer of a perceptron the backward pass needs one tensor, and what is made of it by an error function."""
+
+    def stored(layers: int) -> int:
+        def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+            for weight in weights:
+                x = activation(x @ weight)
+            return jnp.sum(x.astype(jnp.float32) ** 2)
+
+        weight, x = jax.ShapeDtypeStruct((32, 32), jnp.bfloat16), jax.ShapeDtypeStruct(STREAM, jnp.bfloat16)
+        graph = build_graph(trace(jax.grad(loss), ([weight] * layers, x)), while_trips=1.0)
+        return sum(graph.tensors[one.tensor].aval.shape == STREAM for one in _alive_at_most(graph))
+
+    assert stored(12) - stored(6) == 6 * per_layer
+
+
+def _alive_at_most(graph: Graph) -> list[Buffer]:
+    """The buffers that are in memory where most of those of the stream's shape are."""
+    buffers = compiled(graph, group_ops(graph), TPU).buffers
+    alive = [[one for one in buffers if one.start <= time < one.stop] for time in range(len(graph.ops) + 1)]
+    return max(alive, key=lambda found: sum(graph.tensors[one.tensor].aval.shape == STREAM for one in found))
 
 
 def _forces(x: jax.Array, masses: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import TPU
@@ -34,13 +35,19 @@ def test_what_three_products_read_of_three_arrays_is_stored() -> None:
     assert _stored(fn, 3, "mul") == [False]
 
 
-def test_what_two_products_read_of_two_arrays_is_computed_by_both() -> None:
+def test_what_two_products_read_of_two_arrays_is_stored_where_a_matmul_goes_on_to_it() -> None:
     def fn(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
-        mixed = jnp.maximum(a @ a, b)
+        mixed = checkpoint_name(jnp.maximum(a @ a, b), "mixed")
         return mixed @ a, mixed @ b
 
+    def read_elsewhere(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
+        product = a @ a
+        mixed = jnp.maximum(product, b)
+        return mixed @ a, mixed @ b, product
+
+    assert _stored(fn, 2, "max") == [True]
     # 2 x 2 read, where 2 read, 1 written and 2 read would be more.
-    assert _stored(fn, 2, "max") == [False]
+    assert _stored(read_elsewhere, 2, "max") == [False]
 
 
 def test_what_no_product_makes_a_part_of_is_computed_anew() -> None:

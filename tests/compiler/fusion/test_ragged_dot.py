@@ -13,8 +13,11 @@ from jax import lax
 import planner
 from cost_models import parse_topology
 from planner.compiler.fusion.ragged_dot import masked, times_computed, times_moved
+from planner.compiler.program import compiled
 from planner.compiler.targets.table import GPU, TPU, compiler_of
+from planner.decisions.groups import group_ops
 from planner.explain.repeated_products import products_by_source
+from planner.pricing.tpu_tiles import row_bytes
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
@@ -69,6 +72,23 @@ def test_products_are_counted_as_they_are_computed(name: str, topology: str, exp
     installed = compiler_of(parse_topology(topology).chip)
     every_group = expanded or (on_tpu > 1 and installed.runs("masked-ragged-sums"))
     assert counted == (GROUPS if every_group else 1) * 2 * ROWS * INNER * COLUMNS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_v5p_holds_the_mask_of_a_sum(name: str) -> None:
+    fn, args, on_tpu, _ = CASES[name]
+    plain, masked = (_whole(fn, args, topology).predicted.peak_bytes for topology in ("v5e:2x4", "v5p:2x2x2"))
+    stands = on_tpu > 1 and compiler_of(parse_topology("v5p:2x2x2").chip).runs("group-masks")
+    assert masked - plain == stands * 128 * GROUPS * ROWS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rows_of_a_ragged_dot_lie_in_rows(name: str) -> None:
+    fn, args, on_tpu, _ = CASES[name]
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    found = compiled(graph, group_ops(graph), TPU).row_major
+    assert set(found) == (set() if on_tpu > 1 else set(graph.outputs))
+    assert all(row_bytes((ROWS, 64), 2, rows) == 2 * ROWS * 128 for rows in found.values())
 
 
 def _whole(fn: Callable[..., Any], args: tuple[Any, ...], topology: str) -> planner.Plan:

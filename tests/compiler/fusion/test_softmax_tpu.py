@@ -63,8 +63,9 @@ def test_the_matmul_goes_on_to_the_centred_row() -> None:
     assert centred in [access.tensor for access in second.operands[1] + second.operands[0]]
 
 
-def test_a_pass_centres_rows_of_which_narrow_weights_are_made() -> None:
-    graph, program = analysed(attention(scaled=True, narrowed=True), *QKV)
+@pytest.mark.parametrize("length", [256, 8192])
+def test_a_pass_centres_rows_of_which_narrow_weights_are_made(length: int) -> None:
+    graph, program = analysed(attention(scaled=True, narrowed=True), (8, 4, 256, 64), *[(8, 4, length, 64)] * 2)
     kernels = kernels_of(program)
     made, centring, used = sorted(
         (kernel for of in kernels.of_group.values() for kernel in of), key=lambda kernel: kernel.op
@@ -83,8 +84,9 @@ def test_a_pass_centres_rows_of_which_narrow_weights_are_made() -> None:
         (attention(scaled=True), QKV, TPU.without("softmax-window")),
         (attention(scaled=True, rows=(256, 64)), [(256, 64)] * 3, TPU),
         (attention(scaled=True), [(1, 1, 8192, 64)] * 3, TPU),
+        (attention(scaled=True, narrowed=True), [(1, 1, 12288, 64)] * 3, TPU),
     ],
-    ids=["widened", "another compiler", "two dims", "long rows"],
+    ids=["widened", "another compiler", "two dims", "long rows", "long narrowed rows"],
 )
 def test_other_rows_are_centred_by_whoever_reads_them(case: Any) -> None:
     fn, shapes, fusion = case
@@ -114,17 +116,17 @@ def test_the_gradient_of_scores_is_stored_for_both_matmuls_that_read_it() -> Non
     assert not any(read_by_two(*analysed(fn, *QKV, compiler=TPU.without("softmax-window"))))
 
 
-@pytest.mark.parametrize("narrowed", [True, False])
-def test_weights_stand_from_the_forward_to_the_backward_pass_where_they_are_narrow(narrowed: bool) -> None:
+@pytest.mark.parametrize(("narrowed", "length"), [(True, 256), (False, 256), (True, 12288)])
+def test_weights_stand_from_the_forward_to_the_backward_pass_where_they_are_narrow(narrowed: bool, length: int) -> None:
     def loss(q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
         out = attention(scaled=True, narrowed=narrowed)(q, k, v).astype(jnp.bfloat16) @ w
         return jnp.square(out.astype(jnp.float32)).sum()
 
-    graph, program = analysed(jax.grad(loss, (0, 1, 2)), *QKV, (64, 64))
+    graph, program = analysed(jax.grad(loss, (0, 1, 2)), QKV[0], *[(8, 4, length, 64)] * 2, (64, 64))
     weights = next(op.operands for op in graph.of_kinds(("dot_general",))[1:])
-    (of_scores,) = (t for t in weights if graph.tensors[t].aval.shape == (8, 4, 256, 256))
+    (of_scores,) = (t for t in weights if graph.tensors[t].aval.shape == (8, 4, 256, length))
     assert len([reader for reader, _ in graph.consumers[of_scores] if graph.ops[reader].kind == "dot_general"]) == 2
-    assert program.materialized[of_scores] == narrowed
+    assert program.materialized[of_scores] == (narrowed and length == 256), "rows that are too long are computed anew"
 
 
 def test_a_cheap_gradient_is_computed_by_both() -> None:

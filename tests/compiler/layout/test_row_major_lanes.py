@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from planner.compiler.layout.convolved import Order
-from planner.compiler.layout.row_major_lanes import InRows
+from planner.compiler.layout.row_major_lanes import InRows, copied_slices
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
@@ -44,24 +47,54 @@ def test_what_is_looked_up_and_scattered_lies_in_rows_and_what_passes_make_of_it
     assert not _rows(on_tpu=False)
 
 
-@pytest.mark.parametrize(("heads", "in_rows"), [((), True), ((HEADS,), False)])
-def test_what_loops_save_of_rows_lies_in_rows_too(heads: tuple[int, ...], in_rows: bool) -> None:
+Messages = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@pytest.mark.parametrize("heads", [(), (HEADS,)])
+@pytest.mark.parametrize(
+    ("messages", "saved_rows"),
+    [
+        (lambda sent, received, _: jnp.tanh(sent * received), {"rows"}),
+        # Behind the product of rows, of which each is saved, what has to do with a matmul's results.
+        (lambda sent, received, edges: sent * (received + edges), {"single rows", "others"}),
+    ],
+)
+def test_what_loops_save_of_rows_lies_in_rows_unless_a_matmul_has_a_part_in_it(
+    heads: tuple[int, ...], messages: Messages, saved_rows: set[str]
+) -> None:
     numbers = jax.ShapeDtypeStruct((EDGES,), jnp.int32)
     nodes = jax.ShapeDtypeStruct((NODES, *heads, WIDTH), jnp.float32)
+    edges = jax.ShapeDtypeStruct((EDGES, 16), jnp.float32)
+    weights = jax.ShapeDtypeStruct((3, 16, prod(heads) * WIDTH), jnp.float32)
 
-    def loss(h: jax.Array, senders: jax.Array, receivers: jax.Array) -> jax.Array:
-        def layer(h: jax.Array, _: None) -> tuple[jax.Array, None]:
-            messages = jnp.tanh(jnp.sin(h)[senders] * h[receivers])
-            return jax.ops.segment_sum(messages, receivers, NODES), None
+    def loss(h: jax.Array, weights: jax.Array, edges: jax.Array, senders: jax.Array, receivers: jax.Array) -> jax.Array:
+        def layer(h: jax.Array, weights: jax.Array) -> tuple[jax.Array, None]:
+            own = (edges @ weights).reshape(-1, *heads, WIDTH)
+            sent = messages(jnp.sin(h)[senders], h[receivers], own)
+            return jax.ops.segment_sum(sent, receivers, NODES), None
 
-        return jnp.sum(jax.lax.scan(layer, h, None, length=3)[0])
+        return jnp.sum(jax.lax.scan(layer, h, weights)[0])
 
-    graph = build_graph(trace(jax.grad(loss), (nodes, numbers, numbers)), while_trips=1.0)
-    found = compiled(graph, group_ops(graph), TPU).row_major
+    graph = build_graph(trace(jax.grad(loss), (nodes, weights, edges, numbers, numbers)), while_trips=1.0)
+    program = compiled(graph, group_ops(graph), TPU)
+    found = program.row_major
+
+    def kind(tensor: int) -> str:
+        return "others" if tensor not in found else "single rows" if found[tensor].single else "rows"
+
     saved = [op.results[0] for op in graph.of_kinds(("loop_stack",))]
-    edges = [tensor for tensor in saved if graph.tensors[tensor].aval.shape[:2] == (3, EDGES)]
-    assert edges
-    assert {tensor in found for tensor in edges} == {in_rows}
+    assert {kind(t) for t in saved if graph.tensors[t].aval.shape[:2] == (3, EDGES)} == saved_rows
+    # What is saved otherwise is copied where the backward pass reads it in rows, and is in memory.
+    copied = copied_slices(graph, found)
+    assert bool(copied) == ("others" in saved_rows)
+    assert {graph.ops[op].results[0] for op in copied} <= {buffer.tensor for buffer in program.buffers}
+    assert set(copied) <= set(program.in_place.extra_traffic)
+
+
+def test_rows_that_are_read_beside_a_matmuls_results_lie_in_rows_where_they_have_one_dim() -> None:
+    rows = InRows(column=4.0 * NODES, rank=2, single=True)
+    assert row_bytes((3, EDGES, 1, WIDTH), 4, rows) == 3 * EDGES * 128 * 4
+    assert row_bytes((3, EDGES, HEADS, WIDTH), 4, rows) == tiled_bytes((3, EDGES, HEADS, WIDTH), 4)
 
 
 @pytest.mark.parametrize(

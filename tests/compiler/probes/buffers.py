@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from tests.compiler.probes.collectives import scattered
-from tests.compiler.probes.fusion import GROUPS, RAGGED, RAGGED_ROWS, TOKENS, WIDTH, is_matmul
+from tests.compiler.probes.fusion import GROUPS, RAGGED, RAGGED_ROWS, RAGGED_SUM, TOKENS, WIDTH, is_matmul
 from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text
 from tests.compiler.probes.schedule import ARGS, chain
 
@@ -106,6 +106,15 @@ PROBES = (
         seen=lambda found: any(
             found.holds(one, "copy") and one.shape.startswith(f"bf16{dims_text(GROUPS, WIDTH, WIDTH)}")
             for one in found.kernels()
+        ),
+    ),
+    Probe(
+        of="group-masks",
+        topology="v5p:2x2x1",
+        programs=(RAGGED_SUM,),
+        shows="the gradient of the weights of a ragged dot writes a mask of a byte for every group and row",
+        seen=lambda found: any(
+            one.shape.startswith(f"pred{dims_text(GROUPS, TOKENS, 1)}{{2,1,0:") for one in found.kernels()
         ),
     ),
     Probe(
