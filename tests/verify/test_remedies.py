@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cost_models import CHIPS, Chip
 from planner.compiler.emission.options import REMEDIES, SCHEDULER_MEMORY, options_of_plans, plan_options, remedy_of
 from planner.verify import aot
 from planner.verify.aot import AotReport, AotRequest
@@ -56,10 +57,12 @@ def test_what_is_known_to_help_says_of_what_platform_and_where_it_was_seen() -> 
         assert remedy_of(remedy.platform, f"x {error} y", {**remedy.under, **remedy.options}) == "", "it did not help"
         assert remedy_of("cpu", error, remedy.under) == ""
         assert remedy_of(remedy.platform, "anything else", remedy.under) == ""
-    known = options_of_plans("tpu")
-    # Those of v5e alone fuse collectives, where compilers refuse that for others.
-    own = {**plan_options("tpu", "v6e", offloads=True, convolves=True), **plan_options("tpu", "v5e")}
-    assert known.keys() == own.keys()
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
+def test_what_plans_carry_is_known_to_those_who_read_their_files(chip: Chip) -> None:
+    known = options_of_plans(chip.platform)
+    own = plan_options(chip.platform, chip.name, offloads=True, convolves=True)
     assert all(value in known[name] for name, value in own.items())
 
 

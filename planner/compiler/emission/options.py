@@ -228,6 +228,7 @@ def options_of_plans(platform: Platform) -> Mapping[str, frozenset[str]]:
     if platform == "tpu":
         options += [ASYNC_COLLECTIVES, WHOLE_MEMORY, SPARSE_CORE_COLLECTIVES, HOST_COPIES, NO_SPACE_TO_BATCH]
         options += FUSED_BROADCASTS.values()
+    options += [COMBINED_SUMS] if platform == "gpu" else []
     options += [remedy.options for remedy in REMEDIES.values() if remedy.platform == platform]
     names = {name for some in options for name in some}
     return {name: frozenset(some[name] for some in options if name in some) for name in names}
