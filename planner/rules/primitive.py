@@ -113,6 +113,9 @@ class Primitive:
     reshapes: bool = False
     """Its result has its operand's elements, in their order, in another shape. Asked by `fusion`, `softmaxes`."""
 
+    resizes: bool = False
+    """Its result has the dims of its first operand, of other extents. Asked by `convolved`."""
+
     adds: bool = False
     """Its result may be a sum so far, to which later ones add. Asked by `accumulators`, `liveness`."""
 

@@ -75,7 +75,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "clamp": Primitive(elementwise, fused=True),
     "clz": Primitive(elementwise, fused=True),
     "complex": Primitive(elementwise, fused=True, additive="all"),
-    "concatenate": Primitive(concatenate, fused=True, moves=True, additive="all"),
+    "concatenate": Primitive(concatenate, resizes=True, fused=True, moves=True, additive="all"),
     "conj": Primitive(elementwise, fused=True, additive="all"),
     "conv_general_dilated": Primitive(
         conv_general_dilated,
@@ -102,7 +102,9 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "dot_general": Primitive(dot_general, matmul=True, product=dot_product, partial_on_parts=True, rounds=True),
     "dot_product_attention_bwd_wrapper": Primitive(attention_backward, by_hand="kernel"),
     "dot_product_attention_fwd_wrapper": Primitive(attention, by_hand="kernel"),
-    "dynamic_slice": Primitive(dynamic_slice, fused=True, streams=True, picks=True, moves=True, additive=(0,)),
+    "dynamic_slice": Primitive(
+        dynamic_slice, resizes=True, fused=True, streams=True, picks=True, moves=True, additive=(0,)
+    ),
     "dynamic_update_slice": Primitive(
         dynamic_update_slice, streams=True, updates=1, overwrites=True, by_hand="parts", additive=(0, 1)
     ),
@@ -166,7 +168,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "optimization_barrier": Primitive(paired, fused=True, renames=True, bars=True, additive="all"),
     "or": Primitive(elementwise, fused=True),
     "ormqr": Primitive(partial(batched, core=2), by_hand="parts"),
-    "pad": Primitive(pad, fused=True, moves=True, additive=(0, 1)),
+    "pad": Primitive(pad, resizes=True, fused=True, moves=True, additive=(0, 1)),
     "pallas_call": Primitive(pallas_call, by_hand="kernel", opaque=True),
     "pbroadcast": Primitive(None, collective="all-reduce"),
     "pbroadcast_done": Primitive(elementwise, fused=True, renames=True),
@@ -217,10 +219,10 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "reduce_sum": Primitive(
         partial(reduction, combiner="add"), fused=True, partial_on_parts=True, rounds=True, additive="all"
     ),
-    "reduce_window": Primitive(reduce_window),
-    "reduce_window_max": Primitive(pooling, slides=pooling_slides),
-    "reduce_window_min": Primitive(pooling, slides=pooling_slides),
-    "reduce_window_sum": Primitive(pooling, rounds=True, slides=pooling_slides, additive="all"),
+    "reduce_window": Primitive(reduce_window, resizes=True),
+    "reduce_window_max": Primitive(pooling, resizes=True, slides=pooling_slides),
+    "reduce_window_min": Primitive(pooling, resizes=True, slides=pooling_slides),
+    "reduce_window_sum": Primitive(pooling, resizes=True, rounds=True, slides=pooling_slides, additive="all"),
     "reduce_xor": Primitive(reduce_xor, fused=True),
     "reduced_vary_cast": Primitive(elementwise, fused=True),
     "reduced_vary_cast_p": Primitive(elementwise, fused=True),
@@ -229,7 +231,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "rem": Primitive(elementwise, fused=True),
     "reshape": Primitive(reshape, fused=True, carries=True, reshapes=True, additive="all"),
     "reshard": Primitive(elementwise, fused=True),
-    "rev": Primitive(rev, fused=True, turns=True, moves=True, additive="all"),
+    "rev": Primitive(rev, resizes=True, fused=True, turns=True, moves=True, additive="all"),
     "rng_bit_generator": Primitive(rng_bit_generator),
     "rng_uniform": Primitive(created),
     "roll": Primitive(roll, joins=True, turns=True, slides=roll_slides, additive="all"),
@@ -250,9 +252,9 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "scatter-mul": Primitive(partial(scatter_combined, combiner="mul"), streams=True, updates=2, by_hand="barrier"),
     "scatter-sub": Primitive(scatter, streams=True, updates=2, by_hand="barrier"),
     "schur": Primitive(partial(batched, core=2), by_hand="parts"),
-    "select_and_gather_add": Primitive(reduce_window),
+    "select_and_gather_add": Primitive(reduce_window, resizes=True),
     "select_and_scatter": Primitive(select_and_scatter),
-    "select_and_scatter_add": Primitive(select_and_scatter_add, slides=gradient_slides),
+    "select_and_scatter_add": Primitive(select_and_scatter_add, resizes=True, slides=gradient_slides),
     "select_if_vmap": Primitive(elementwise, fused=True),
     "select_n": Primitive(elementwise, fused=True, moves=True, additive=(1, 2)),
     "shard_alike": Primitive(paired),
@@ -263,7 +265,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "sign": Primitive(elementwise, fused=True),
     "sin": Primitive(elementwise, fused=True, slow=True, stored_up_to_bytes=4),
     "sinh": Primitive(elementwise, fused=True),
-    "slice": Primitive(slice_, fused=True, picks=True, moves=True, additive="all"),
+    "slice": Primitive(slice_, resizes=True, fused=True, picks=True, moves=True, additive="all"),
     "sort": Primitive(sort),
     "split": Primitive(split, streams=True, moves=True, additive="all"),
     "sqrt": Primitive(elementwise, fused=True, slow=True),

@@ -72,7 +72,7 @@ def test_charts_are_drawn_on_the_axes_that_are_given() -> None:
     assert plan.plot_memory(axes[0]) is axes[0]
     assert [text.get_text() for text in axes[0].get_legend().get_texts()][-1] == "limit 200 kB"
     assert plan.plot_time(axes[1]) is axes[1]
-    assert "tests/small.py:22" in [label.get_text() for label in axes[1].get_yticklabels()]
+    assert "tests/small.py:24" in [label.get_text() for label in axes[1].get_yticklabels()]
     other = planner.plan(train_step, train_args(), topology="cpu:4", options=NEVER)
     planner.compare(plan, other).plot(axes[2])
     assert axes[2].get_xlabel() == "B / A"

@@ -14,15 +14,7 @@ from typing import NamedTuple
 from planner.compiler.layout.row_major_lanes import InRows, keeps_layout
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
-
-_SAME_DIMS = frozenset(
-    (
-        *("concatenate", "pad", "slice", "rev", "dynamic_slice"),
-        *("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_window"),
-        *("select_and_scatter_add", "select_and_gather_add"),
-    )
-)
-"""Ops whose result has the dims of their first operand, of other extents."""
+from planner.rules.primitives import traits
 
 
 class InTiles(NamedTuple):
@@ -68,7 +60,7 @@ def _follow(graph: Graph, fused: Sequence[bool], op: Op, step: tuple[int, int], 
     more = len(graph.tensors[other].aval.shape) - len(graph.tensors[known].aval.shape)
     if op.kind in ("loop_stack", "loop_slice"):
         alike = more + min(found[known]) >= 0
-    elif op.kind in BOUNDARY or op.kind in _SAME_DIMS:
+    elif op.kind in BOUNDARY or traits(op.kind).resizes:
         alike = more == 0
     else:
         alike = fused[op.id] and keeps_layout(graph, op, *step)
