@@ -136,8 +136,8 @@ class Instance:
         """What of a step counts by the shares of its transfer: of its fixed price, and of its bytes."""
         if step.kind is None:
             return 0.0, 0.0
-        together, moved, alone = shares[COUNTED.index(counted_kind(self.mesh, step.kind, step.mask, step.bytes))]
-        return together + (alone - together) * min(step.bytes / self.mesh.combined_bytes, 1.0), moved
+        share = shares[COUNTED.index(counted_kind(self.mesh, step.kind, step.mask, step.bytes))]
+        return float(self.mesh.latency_share(share, step.bytes)), share[1]
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""

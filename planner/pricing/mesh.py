@@ -38,6 +38,10 @@ AXIS_NAMES = ("x", "y", "z")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
+Share = tuple[float, float, float]
+"""What counts of a fixed price, of that of bytes, and of the fixed price of what is too large to be combined."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mesh:
     """A logical mesh with the price of its collectives.
@@ -127,16 +131,19 @@ class Mesh:
         kind: str,
         masks: npt.NDArray[np.int64],
         bytes: npt.NDArray[np.float64],
-        share: tuple[float, float, float],
+        share: Share,
     ) -> npt.NDArray[np.float64]:
-        """The values of collectives as they are compiled, elementwise; `share` as of `shares.Share`."""
+        """The values of collectives as they are compiled, elementwise, of which a `share` counts."""
         small = bytes <= self.all_reduced[kind][masks]
         fixed, per_byte = (
             np.where(small, table["all-reduce"][masks], table[kind][masks]) for table in (self.fixed, self.per_byte)
         )
-        together, moved, alone = share
-        filled = np.minimum(bytes / self.combined_bytes, 1.0)
-        return (together + (alone - together) * filled) * fixed + moved * per_byte * bytes
+        return self.latency_share(share, bytes) * fixed + share[1] * per_byte * bytes
+
+    def latency_share(self, share: Share, bytes: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
+        """What counts of a fixed price: of sums that are combined the more, the larger they are; shape as `bytes`."""
+        together, _, alone = share
+        return together + (alone - together) * np.minimum(np.asarray(bytes) / self.combined_bytes, 1.0)
 
     def collective_seconds(self, kind: str, mask: int, bytes: float) -> float:
         """The seconds of one run of a collective of so many bytes, as it is compiled."""

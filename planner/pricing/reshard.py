@@ -351,21 +351,19 @@ class Patterns:
         limit = found(mesh.all_reduced) * parts
         # Where it always becomes one, that is what the tables say.
         changes = (limit > 0) & np.isfinite(limit)
-        each = of_bytes * found(per_byte) / parts
+        latency, each = found(fixed), of_bytes * found(per_byte) / parts
         combined = (of_alone > of_fixed) & ~changes & math.isfinite(mesh.combined_bytes)
         # What is small shares a latency with others, the less the more bytes it has.
-        shared = (of_alone - of_fixed) * found(fixed) / (mesh.combined_bytes * parts)
+        shared = (of_alone - of_fixed) * latency / (mesh.combined_bytes * parts)
         limits = np.zeros(count)
         for some, most in ((changes, limit), (combined, mesh.combined_bytes * parts)):
             np.maximum.at(limits, owner[some], most[some])
-        small = np.where(changes, of_small_fixed * fixed["all-reduce"][mask], of_fixed * found(fixed))
-        small_each = np.where(changes, of_small_bytes * per_byte["all-reduce"][mask] / parts, each)
         new = (
-            total(np.where(combined, of_alone, of_fixed) * found(fixed)),
+            total(np.where(combined, of_alone, of_fixed) * latency),
             total(each),
             limits,
-            total(small),
-            total(np.where(combined, each + shared, small_each)),
+            total(np.where(changes, of_small_fixed * fixed["all-reduce"][mask], of_fixed * latency)),
+            total(np.where(changes, of_small_bytes * per_byte["all-reduce"][mask] / parts, each + shared)),
         )
         old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
         made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))

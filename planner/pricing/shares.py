@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from planner.compiler.collectives.savings import Savings
-from planner.pricing.mesh import COLLECTIVES, Mesh
+from planner.pricing.mesh import COLLECTIVES, Mesh, Share
 
 GATHER_BY_SUM = "all-gather by all-reduce"
 COUNTED = (*COLLECTIVES, GATHER_BY_SUM)
 """The collectives, and gathers that are compiled to all-reduces."""
-Share = tuple[float, float, float]
-"""What counts of a fixed price, of that of bytes, and of the fixed price of what is too large to be combined."""
 Shares = tuple[Share, ...]
 """The share of each of `COUNTED`."""
 ALL: Shares = ((1.0, 1.0, 1.0),) * len(COUNTED)

@@ -59,6 +59,14 @@ def test_what_is_known_to_help_says_of_what_platform_and_where_it_was_seen() -> 
         assert remedy_of(remedy.platform, "anything else", remedy.under) == ""
 
 
+def test_readers_of_plans_know_no_other_options() -> None:
+    known = options_of_plans("tpu")
+    # Those of v5e alone fuse collectives, where compilers refuse that for others.
+    own = {**plan_options("tpu", "v6e", offloads=True, convolves=True), **plan_options("tpu", "v5e")}
+    assert known.keys() == own.keys()
+    assert all(value in known[name] for name, value in own.items())
+
+
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
 def test_what_plans_carry_is_known_to_those_who_read_their_files(chip: Chip) -> None:
     known = options_of_plans(chip.platform)

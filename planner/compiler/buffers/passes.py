@@ -7,7 +7,7 @@ from planner.compiler.buffers.complex_planes import complex_planes, real_transfo
 from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
 from planner.compiler.fusion.ragged_dot import mask_buffers, masked_buffers, transposed_buffers
-from planner.compiler.layout.row_major_lanes import copied_slices
+from planner.compiler.layout.row_major_lanes import slices_laid_in_rows
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import is_fused
@@ -18,7 +18,7 @@ from planner.rules.primitives import traits
 def _copy_insertion(program: CompiledProgram) -> None:
     graph = program.graph
     found = in_place(graph, program.fused, program.materialized, program.last_use, program.spans)
-    written = {op: graph.regions[graph.ops[op].region].trips for op in copied_slices(graph, program.row_major)}
+    written = {op: graph.regions[graph.ops[op].region].trips for op in slices_laid_in_rows(graph, program.row_major)}
     program.in_place = found.with_traffic(written)
 
 
@@ -28,7 +28,7 @@ def _fusible_sinking(program: CompiledProgram) -> None:
 
 def _buffer_assignment(program: CompiledProgram) -> None:
     graph, kept = program.graph, program.in_place
-    copied = copied_slices(graph, program.row_major)
+    copied = slices_laid_in_rows(graph, program.row_major)
     for op in graph.ops:
         view = op.id not in copied and _is_view(graph, op)
         for tensor in op.results:

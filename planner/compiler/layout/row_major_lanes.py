@@ -145,10 +145,10 @@ def _follow_back(
             left += [of for of in own if of not in found and keeps_layout(graph, op, of, tensor)]
 
 
-def copied_slices(graph: Graph, in_rows: Container[int]) -> list[int]:
+def slices_laid_in_rows(graph: Graph, in_rows: Container[int]) -> frozenset[int]:
     """The ops that take slices of stacks which lie otherwise than they are read, in rows: they copy them."""
     ops = graph.of_kinds(("loop_slice",))
-    return [op.id for op in ops if op.results[0] in in_rows and op.operands[0] not in in_rows]
+    return frozenset(op.id for op in ops if op.results[0] in in_rows and op.operands[0] not in in_rows)
 
 
 def keeps_layout(graph: Graph, op: Op, operand: int, result: int) -> bool:
