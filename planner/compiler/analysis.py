@@ -13,6 +13,7 @@ import numpy as np
 
 from pbqp.vectors import Floats
 from planner.compiler.collectives.savings import Savings, reassociated, savings_of
+from planner.compiler.collectives.shared_halos import SharedHalos, shared_halos
 from planner.compiler.fusion.bytes_accessed import Array, Movement, movements
 from planner.compiler.fusion.kernels import Kernels, kernels_of
 from planner.compiler.fusion.loop_fusion import FusedPass, fused_pass
@@ -54,11 +55,10 @@ class Model:
     compiled: CompiledProgram
     alike: tuple[int, ...]
     kernels: Kernels | None
+    shared_halos: SharedHalos
     bodies: Mapping[Body, Model]
     hiding: tuple[float, float] = (math.inf, 0.0)
     given_savings: Savings | None = None
-    same_halos: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """By op and position how many ops of a region need the same halo of an operand, as far as that was asked."""
     _moved: dict[int, tuple[Movement, ...]] = field(default_factory=dict[int, tuple[Movement, ...]])
     _passes: dict[int, FusedPass] = field(default_factory=dict[int, FusedPass])
     _factor_bytes: dict[int, Floats] = field(default_factory=dict[int, Floats])
@@ -196,6 +196,7 @@ def model_of(
     seen = SeenThrough(graph, removed=compiler.runs("sharding-remover"))
     program = compiled(seen.graph, grouping, compiler)
     kernels = kernels_of(program, inlined=inlined) if compiler.models_kernels else None
+    halos = shared_halos(graph)
     bodies = dict.fromkeys(body for body in map(body_of, graph.ops) if body is not None)
     return Model(
         graph=graph,
@@ -203,8 +204,9 @@ def model_of(
         grouping=grouping,
         flow=flow,
         compiled=program,
-        alike=isomorphic(program, kernels),
+        alike=isomorphic(program, kernels, halos),
         kernels=kernels,
+        shared_halos=halos,
         bodies={
             body: model_of(
                 body.graph,

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from planner.compiler.collectives.shared_halos import SharedHalos
 from planner.compiler.fusion.bytes_accessed import movements
 from planner.compiler.fusion.kernels import Kernels
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import Group, Grouping
 from planner.program.graph import Graph, Tensor
 from planner.program.slots import BOUNDARY
-from planner.rules.primitives import slides_of
+from planner.rules.primitives import traits
 
 
-def isomorphic(program: CompiledProgram, kernels: Kernels | None = None) -> tuple[int, ...]:
-    """For every group the first group that it is like; with `kernels`, in these, too."""
+def isomorphic(program: CompiledProgram, kernels: Kernels | None, halos: SharedHalos) -> tuple[int, ...]:
+    """For every group the first group that it is like; with `kernels`, in these, too; `halos` are shared by so many ops."""
     graph, grouping = program.graph, program.grouping
     made_in = [_made_in(graph, grouping, tensor) for tensor in graph.tensors]
     first: dict[Hashable, int] = {}
@@ -28,7 +29,7 @@ def isomorphic(program: CompiledProgram, kernels: Kernels | None = None) -> tupl
     return tuple(
         [
             first.setdefault(
-                (_signature(program, made_in, group, numbers), _moved(program, kernels, group)),
+                (_signature(program, made_in, group, numbers, halos), _moved(program, kernels, group)),
                 group.id,
             )
             for group in grouping.groups
@@ -56,7 +57,11 @@ def _made_in(graph: Graph, grouping: Grouping, tensor: Tensor) -> int | None:
 
 
 def _signature(
-    program: CompiledProgram, made_in: Sequence[int | None], group: Group, numbers: dict[Hashable, int]
+    program: CompiledProgram,
+    made_in: Sequence[int | None],
+    group: Group,
+    numbers: dict[Hashable, int],
+    halos: SharedHalos,
 ) -> Hashable:
     """All that tells a group from others; `numbers` numbers the parts met so far, so that signatures stay short."""
     graph, grouping, stored, own = program.graph, program.grouping, program.materialized, group.id
@@ -69,7 +74,11 @@ def _signature(
             # One object for ops of one kind, types and parameters whose dims share factors in one way.
             id(grouping.placements[op.id]),
             # What a sliding window fetches from its neighbours depends on the other ops that read its operand.
-            op.id if slides_of(graph, op) else None,
+            tuple(
+                [(halos.get((op.id, i)), program.narrow.fraction(t, [(op.id, i)])) for i, t in enumerate(op.operands)]
+            )
+            if traits(op.kind).slides is not None
+            else None,
             tuple([4 * met.setdefault(t, len(met)) + 2 * stored[t] + (made_in[t] == own) for t in op.operands]),
             tuple([2 * met.setdefault(t, len(met)) + stored[t] for t in op.results]),
             regions.setdefault(op.region, len(regions)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from planner.rules.kernels.kernel_parts import kernel_of
 from planner.rules.op_work import is_guessed, op_dtype, op_engine, op_flops
 from planner.rules.primitives import slides_of, traits
 from planner.rules.rule import Dims
-from planner.rules.sliding import Margin, hops, image_of, margins
+from planner.rules.sliding import hops, image_of, margins
 
 SURELY_ON_CHIP = 1 / 2
 """The share of the memory on the chip that is counted on where memory is promised: better too much than too little."""
@@ -271,7 +271,7 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
                         Fetch(
                             tensor=op.operands[margin.operand],
                             border=(margin.dim, hop, width),
-                            shared=_same_halos(program, op, margin.operand),
+                            shared=program.shared_halos[op.id, margin.operand],
                             mask=mask,
                             rows=rows,
                             bytes=width * area,
@@ -280,29 +280,6 @@ def fetches(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> list[
                     )
                 shape[rows, margin.dim] += margin.left + margin.right
     return found
-
-
-def _same_halos(program: Model, op: Op, position: int) -> int:
-    """How many ops of a region need the same halo of the tensor that is this operand: a convolution and its gradient.
-
-    Rolls of a tensor one way and the other fetch theirs at the same time, over wires that go both ways.
-    """
-    graph, known = program.graph, program.same_halos
-    if (op.id, position) not in known:
-        wanted = [_halo(graph, op, position)]
-        if traits(op.kind).joins:
-            wanted.append([replace(margin, left=margin.right, right=margin.left) for margin in wanted[0]])
-        known[op.id, position] = sum(
-            graph.ops[other].region == op.region and _halo(graph, graph.ops[other], at) in wanted
-            for other, at in graph.consumers[op.operands[position]]
-        )
-    return known[op.id, position]
-
-
-def _halo(graph: Graph, op: Op, position: int) -> list[Margin]:
-    """The halo of one operand of an op where every dim that can be is split, as often as it can."""
-    found = [margin for slide in slides_of(graph, op) for margin in margins(op.kind, slide, slide.count)]
-    return [replace(margin, operand=0) for margin in found if margin.operand == position]
 
 
 def _local_extents(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from planner.compiler.collectives.shared_halos import shared_halos
 from planner.compiler.fusion.bytes_accessed import array_of
 from planner.compiler.fusion.kernels import Access
 from planner.compiler.isomorphic_groups import isomorphic
@@ -73,7 +74,7 @@ def test_weights_that_a_loop_takes_in_are_alike_wherever_they_stand_in_it() -> N
     args = ([jnp.ones((64, 64))] * 4, jnp.ones((4, 32, 64)))
     graph = build_graph(trace(fn, args))
     grouping = group_ops(graph)
-    kinds = isomorphic(compiled(graph, grouping, TPU))
+    kinds = isomorphic(compiled(graph, grouping, TPU), None, {})
     taken = [kinds[grouping.group_of[op.id]] for op in graph.ops if op.kind == "loop_const"]
     assert len(taken) == 4
     assert len(set(taken)) == 1
@@ -81,7 +82,7 @@ def test_weights_that_a_loop_takes_in_are_alike_wherever_they_stand_in_it() -> N
 
 def test_layers_written_out_share_their_groups() -> None:
     model = unrolled().model
-    kinds = isomorphic(model.compiled)
+    kinds = isomorphic(model.compiled, None, model.shared_halos)
     assert len(set(kinds)) < 0.6 * len(kinds)
 
 
@@ -96,3 +97,19 @@ def test_edges_between_alike_nodes_share_one_table() -> None:
     instance: Instance = unrolled().instance({"x": 4, "y": 2})
     edges = instance.problem.edges
     assert len({id(edge.costs) for edge in edges}) < 0.5 * len(edges)
+
+
+def test_convolutions_of_one_kind_are_alike_if_as_many_ops_share_their_halos() -> None:
+    def fn(kernels: list[jax.Array], x: jax.Array) -> jax.Array:
+        for kernel in kernels:
+            x = jnp.sin(jax.lax.conv(x, kernel, (1, 1), "SAME"))
+        return x + jax.lax.conv(x, kernels[0], (1, 1), "SAME") + jax.lax.conv(x, kernels[1], (1, 1), "SAME")
+
+    graph = build_graph(trace(fn, ([jnp.ones((8, 8, 3, 3))] * 4, jnp.ones((4, 8, 16, 16)))))
+    grouping, halos = group_ops(graph), shared_halos(graph)
+    kinds = isomorphic(compiled(graph, grouping, TPU), None, halos)
+    convolutions = [op.id for op in graph.ops if op.kind == "conv_general_dilated"]
+    assert [halos[op, 0] for op in convolutions] == [1, 1, 1, 1, 2, 2]
+    of_layers, of_last = convolutions[1:4], convolutions[4:]
+    assert len({kinds[grouping.group_of[op]] for op in of_layers}) == 1
+    assert not {kinds[grouping.group_of[op]] for op in of_layers} & {kinds[grouping.group_of[op]] for op in of_last}
