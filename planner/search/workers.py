@@ -1,9 +1,10 @@
 """Workers: processes that take steps of a search, as many at a time as there are cores.
 
-They are forked once planning has lasted a second, so that they know all that is known by then, without a copy of it;
-where little is to be searched there are none. What a step finds depends on the step alone, not on who takes it, nor on
-what else goes on: so the plan does not depend on how many there are, where no time limit cuts in. A worker only computes
-with numbers. It neither compiles nor runs anything, so that it does not matter that JAX's threads are not in it.
+They are forked once planning has lasted a second, after a step that is taken here, so that they know all that is known by
+then, without a copy of it; where little is to be searched there are none. What a step finds depends on the step alone, not
+on who takes it, nor on what else goes on: so the plan does not depend on how many there are, where no time limit cuts in. A
+worker only computes with numbers. It neither compiles nor runs anything, so that it does not matter that JAX's threads are
+not in it.
 
 A worker that ends, or does not answer long after its step's deadline, is given up, and told: others take its steps.
 """
@@ -122,6 +123,7 @@ class Workers:
         self._planning = planning
         self._workers: list[_Worker] = []
         self._forked = most < 2 or not sys.platform.startswith("linux")
+        self._learnt = False
         self._owner: dict[int, _Worker] = {}
 
     def __enter__(self) -> Workers:
@@ -142,7 +144,14 @@ class Workers:
         while waiting or any(worker.task for worker in self._workers):
             late = self._planning.elapsed >= FORKED_AFTER_SECONDS
             if not self._forked and late and len(waiting) > 1:
-                self._fork()
+                if self._learnt:
+                    self._fork()
+                else:
+                    # What a step loads and learns, all workers know that are forked after it: most of it on the last mesh.
+                    self._learnt = True
+                    task = waiting.pop(max(range(len(waiting)), key=lambda at: waiting[at].mesh))
+                    yield task, self._do(task, self._due())
+                    continue
             if not self._workers:
                 task = waiting.pop(0)
                 yield task, self._do(task, self._due())

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,22 @@ def test_steps_are_taken_by_as_many_processes_as_asked_for() -> None:
         time.sleep(0.05)
         return _answer(task, due)
 
-    found, notes = _each(slow, most=3)
-    assert len({report.note for report in found.values()}) == 3
-    assert str(HERE) not in {report.note for report in found.values()}
+    found, notes = _each(slow, most=3, count=7)
+    assert len({report.note for report in found.values()} - {str(HERE)}) == 3
     assert not notes
+
+
+def test_what_one_step_learns_workers_know() -> None:
+    learnt: list[int] = []
+
+    def learning(task: Task, due: Deadline) -> Report:
+        learnt.append(task.mesh)
+        return replace(_answer(task, due), note=f"{os.getpid()} {learnt[0]}")
+
+    found, _ = _each(learning)
+    assert found[5].note == f"{HERE} 5"
+    assert {report.note.split()[1] for report in found.values()} == {"5"}
+    assert sum(report.note.startswith(str(HERE)) for report in found.values()) == 1
 
 
 def test_one_worker_is_this_process() -> None:
