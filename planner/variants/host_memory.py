@@ -7,13 +7,13 @@ to save more of each part of the batch, and to take it in fewer parts: both are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from planner.errors import ArgumentError, PinError
 from planner.program.form import Form
 from planner.transforms.remat_choice import Front, can_wait
+from planner.variants.microbatch_search import Counts
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
 
 ABOUT, HALF, LITTLE = 1.25, 0.5, 0.1
@@ -22,13 +22,8 @@ MISSES = 2
 """How many numbers of microbatches that gain nothing end it."""
 
 
-def with_host_memory(
-    search: VariantSearch, best: VariantResult | None, counts: Callable[[], Sequence[int]]
-) -> VariantResult | None:
-    """The best plans with values on hosts, or those given where none gains enough.
-
-    `counts` finds the numbers of microbatches that may be chosen beside one, which takes long.
-    """
+def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: Counts) -> VariantResult | None:
+    """The best plans with values on hosts, or those given where none gains enough."""
     request = search.variants.request
     left_open = search.options.offload == "auto" and request.objective == "time"
     is_short = best is None or search.short or best.is_kept_back
@@ -39,10 +34,12 @@ def with_host_memory(
         return best
     most = math.inf if best is None else best.parts
     gained, missed = False, 0
-    for count in (search.variants.base.program.form.microbatches, *counts()):
+    for count in (search.variants.base.program.form.microbatches, *counts.possible):
         if count > most or missed == MISSES or search.late:
             break
-        found = _in_parts(search, count, best)
+        search.over, found = False, None
+        if counts.may_be_below(count, value_of(best) * (1 - GAIN)):
+            found = _in_parts(search, count, best)
         if found is None and gained:
             break
         missed += found is None and not search.over

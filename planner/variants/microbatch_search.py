@@ -95,6 +95,11 @@ class Counts:
         counts = [] if batch is None or isinstance(batch, Refused) else part_counts(batch.extent)
         return [count for count in counts if count <= self._search.bounds.parts]
 
+    def may_be_below(self, count: int, value: float) -> bool:
+        """Whether plans in so many microbatches may be below a value, and below what any plan must be below of."""
+        value, given = min(value, self._search.bounds.below), self._search.variants.base.program.form.microbatches
+        return math.isinf(value) or self._floors.of(count // given) < value
+
     # ------------------------------------------------------------ which numbers are tried
 
     def of_a_leap(self) -> VariantResult | None:
@@ -221,7 +226,8 @@ class Counts:
         """What plans in so many microbatches must be below: by enough where others have fewer; 0 where none may be."""
         gain = GAIN if best is not None and best.parts < count else 0.0
         below = min(below, value_of(best) * (1 - gain))
-        return below if best is None or self._may_gain(count, best, below) else 0.0
+        may_gain = self.may_be_below(count, below) if best is None else self._may_gain(count, best, below)
+        return below if may_gain else 0.0
 
     def _may_gain(self, count: int, best: VariantResult, below: float) -> bool:
         """Whether plans in so many microbatches may be below a value.

@@ -138,8 +138,10 @@ def _best_form(
         if written.request.objective == "memory":
             best = compared.whole()
         else:
-            best = counts.of_a_leap() or counts.gaining_most_on(compared.whole())
-            best = with_host_memory(search, best, lambda: counts.possible)
+            best = counts.of_a_leap()
+            if best is None:
+                best = counts.gaining_most_on(compared.whole() if counts.may_be_below(parts, math.inf) else None)
+            best = with_host_memory(search, best, counts)
         if best is not None and best.result.tie_broken is not None:
             return replace(best, result=best.result.tie_broken())
         if best is not None:
