@@ -21,7 +21,7 @@ waves, and so the plan, are the same for any number of workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -33,7 +33,7 @@ from planner.errors import InfeasibleError
 from planner.machine.cores import usable_cores
 from planner.options import UNITS, Options, Progress
 from planner.pricing.memory import whole_bytes
-from planner.pricing.mesh import Shape, ShapeKey
+from planner.pricing.mesh import Shape, ShapeKey, shape_key
 from planner.program.tracing.gc_pause import paused
 from planner.rules.op_work import has_work_of_shapes
 from planner.search.best_on_mesh import WORTHWHILE, Candidate, best_of_peak
@@ -62,9 +62,9 @@ WAVE_GROWTH = 2
 class SearchResult:
     """All feasible plans by value, the bound over all meshes, what was not finished, and the meshes in their order.
 
-    `memory_bound`: plans that would be better are over the limit; `unlimited` is a bound of any plan without a limit. Where
-    the least peak is sought and ties were left, the first plan is any of those of the least peak; `tie_broken` then gives
-    the result with the best of them.
+    `memory_bound`: plans that would be better are over the limit; `free_bounds` bound by mesh its plans without a limit.
+    Where the least peak is sought and ties were left, the first plan is any of those of the least peak; `tie_broken` then
+    gives the result with the best of them.
     """
 
     candidates: tuple[Candidate, ...]
@@ -73,8 +73,13 @@ class SearchResult:
     notes: tuple[str, ...]
     tried: tuple[Tried, ...] = ()
     memory_bound: bool = False
-    unlimited: float = 0.0
+    free_bounds: Mapping[ShapeKey, float] = field(default_factory=dict[ShapeKey, float])
     tie_broken: Callable[[], SearchResult] | None = None
+
+    @property
+    def unlimited(self) -> float:
+        """A bound of any plan without a limit."""
+        return min(self.free_bounds.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +89,9 @@ class SearchOptions:
     `limit_bytes`: most bytes per device. `without`: meshes that are left out. `explained`: the error that nothing fits says
     why. `below`: only plans of a smaller value are sought. `worth`: the share by which a mesh tried later must be better;
     where it is more than what ties are told by, a postponed mesh is taken up at once, as its plans spare more of the others
-    than they could spare of it. `tie_break_by_time`: among plans of the least peak the best is sought at once. `planning`
-    starts when planning began, where that is before this search.
+    than they could spare of it. `free_bounds`: by mesh, what is known that its plans without a limit cost at the least.
+    `tie_break_by_time`: among plans of the least peak the best is sought at once. `planning` starts when planning began,
+    where that is before this search.
     """
 
     limit_bytes: float
@@ -94,6 +100,7 @@ class SearchOptions:
     explained: bool = True
     below: float = math.inf
     worth: float = WORTHWHILE
+    free_bounds: Mapping[ShapeKey, float] = field(default_factory=dict[ShapeKey, float])
     tie_break_by_time: bool = True
     planning: Deadline = field(default_factory=Deadline.never)
 
@@ -191,7 +198,7 @@ class _MeshSearch:
             notes=(*self.notes, *notes, *filter(None, shared_notes)),
             tried=self.tried() if self.candidates else (),
             memory_bound=self.memory_bound,
-            unlimited=min(self.unlimited.values(), default=0.0),
+            free_bounds={shape_key(self.meshes[tried]): bound for tried, bound in self.unlimited.items()},
         )
 
     def tried(self) -> tuple[Tried, ...]:
@@ -225,6 +232,7 @@ class _MeshSearch:
             for tried in kind:
                 shape = self.meshes[tried]
                 floor = self.alone.floor(shape, minimise_memory=self.minimise_memory, best=self._cutoff(tried))
+                floor = max(floor, self.how.free_bounds.get(shape_key(shape), 0.0))
                 self.unlimited[tried] = floor
                 if self.alone.bytes / math.prod(shape.values()) > self.how.limit_bytes:
                     self.memory_bound = self.memory_bound or floor < self._cutoff(tried)

@@ -13,7 +13,7 @@ from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
 from planner.options import GAP, Options, telling
 from planner.pricing.instance import Instance
-from planner.pricing.mesh import Shape, shape_key
+from planner.pricing.mesh import Shape, ShapeKey, shape_key
 from planner.program.form import AS_WRITTEN, Form, form_text
 from planner.program.jaxpr.remat.scopes import program_steps
 from planner.program.tracing.traced import Program
@@ -108,20 +108,27 @@ def _of_kernels(instance: Instance, choice: Sequence[int]) -> float:
 class FormBounds:
     """What plans of the forms that were searched cost at the least, `free` of the memory limit and `limited` by it.
 
-    Of any form only plans `below` a value are sought, in as many microbatches as `parts` at the most.
+    `meshes` say the former by mesh. Of any form only plans `below` a value are sought, in as many microbatches as `parts`
+    at the most.
     """
 
     below: float = math.inf
     parts: float = math.inf
     free: dict[Form, float] = field(default_factory=dict[Form, float])
     limited: dict[Form, float] = field(default_factory=dict[Form, float])
+    meshes: dict[Form, Mapping[ShapeKey, float]] = field(default_factory=dict[Form, Mapping[ShapeKey, float]])
 
     def free_of(self, form: Form) -> float:
         """The bound of a form, with more arguments on hosts too: their copies take time, and what they spare is memory."""
         return max(self.free.get(form, -math.inf), self.free.get(replace(form, hosted=()), -math.inf))
 
+    def of_meshes(self, form: Form) -> Mapping[ShapeKey, float]:
+        """The bounds of a form by mesh, as those of `free_of`."""
+        return self.meshes.get(form) or self.meshes.get(replace(form, hosted=()), {})
+
     def take(self, form: Form, found: SearchResult, below: float) -> None:
         """Takes over what a search for plans below a value found."""
+        self.meshes[form] = found.free_bounds
         if found.candidates:
             self.free[form] = found.unlimited
             return
@@ -190,6 +197,7 @@ class VariantSearch:
                     explained=False,
                     below=below,
                     worth=worth,
+                    free_bounds=self.bounds.of_meshes(form),
                     tie_break_by_time=False,
                     planning=self.deadline,
                 ),
