@@ -38,11 +38,13 @@ class Narrowed:
 def narrow(stated: Instance | SharedInstance, cutoff: float) -> Narrowed:
     """What is stated with the strategies that a plan of a value below `cutoff` may choose, at least one per node.
 
-    A `floor` of at least the cutoff says that there is no such plan.
+    A `floor` of at least the cutoff says that there is no such plan; then it is of no use to make it any smaller.
     """
     first = cheap(stated.node_values, cutoff)
     some = stated.restricted(first)
     kept, bound = swept(some.problem, cutoff, compiled=is_compiled(stated.node_values))
+    if bound >= cutoff:
+        return Narrowed(stated=some, kept=tuple(first), bound=cutoff, floor=bound)
     return Narrowed(
         stated=some.restricted(kept, restricted(some.problem, kept)),
         kept=tuple(positions[after] for positions, after in zip(first, kept, strict=True)),
