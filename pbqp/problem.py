@@ -161,8 +161,10 @@ def _check_nodes(problem: Problem) -> None:
             raise SolverError(
                 f"the costs of {problem.node_name(node)} have shape {costs.shape}: give one cost per choice."
             )
-        if fault := _fault(costs):
-            raise SolverError(f"the costs of {problem.node_name(node)} {fault}")
+    tables, table_of = numbered(problem.node_costs)
+    for number, table in enumerate(tables):
+        if fault := _fault(table):
+            raise SolverError(f"the costs of {problem.node_name(table_of.index(number))} {fault}")
 
 
 def _check_edges(problem: Problem, sizes: Sequence[tuple[int, ...]]) -> None:

@@ -34,7 +34,9 @@ SWEEP_PAYS = 0.05
 def cheap(costs: Sequence[Array], cutoff: float) -> list[Indices]:
     """The choices of every node that the costs of all nodes leave below the cutoff, at least one each."""
     room = max(cutoff - floor_of(costs), 0.0) + ROUNDING * abs(cutoff)
-    return [np.flatnonzero(of <= of.min() + room) for of in costs]
+    distinct, number_of = numbered(costs)
+    kept = [np.flatnonzero(of <= of.min() + room) for of in distinct]
+    return list(map(kept.__getitem__, number_of))
 
 
 def swept(problem: Problem, cutoff: float, *, compiled: bool = False) -> tuple[list[Indices], float]:
@@ -86,9 +88,13 @@ def restricted(problem: Problem, kept: Sequence[Indices]) -> Problem:
         if key not in tables:
             tables[key] = distinct[table][np.ix_(kept[source], kept[target])]
         edges.append(Edge(nodes=edge.nodes, costs=tables[key]))
+    taken: dict[object, Array] = {}
+    for costs, positions, line in zip(problem.node_costs, kept, lines, strict=True):
+        if (id(costs), line) not in taken:
+            taken[id(costs), line] = costs[positions]
     return Problem(
         name=problem.name,
-        node_costs=tuple(costs[positions] for costs, positions in zip(problem.node_costs, kept, strict=True)),
+        node_costs=tuple(taken[id(costs), line] for costs, line in zip(problem.node_costs, lines, strict=True)),
         edges=tuple(edges),
         node_names=problem.node_names,
     )

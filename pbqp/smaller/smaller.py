@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pbqp.identity import numbered
 from pbqp.memory_rows import Indices
 from pbqp.problem import Array
 
@@ -59,4 +60,6 @@ class Chain:
 
 def floor_of(costs: Sequence[Array]) -> float:
     """What every choice costs at the least where no edge costs less than nothing: every node at its cheapest."""
-    return sum(float(of.min()) for of in costs)
+    distinct, number_of = numbered(costs)
+    least = [float(of.min()) for of in distinct]
+    return sum(map(least.__getitem__, number_of))

@@ -78,11 +78,17 @@ class Instance:
         kinds = Kinds()
         kind_of: list[int] = []
         works: list[Work | None] = []
+        values: list[Floats] = []
         distinct, work_of = numbered(self.works)
         taken: dict[object, Work] = {}
+        taken_values: dict[object, Floats] = {}
         for node, (old, positions) in enumerate(zip(self.kind_of, kept, strict=True)):
             table, key = self.tables[old], (old, positions.tobytes())
             kind_of.append(kinds.number(key, lambda table=table, positions=positions: _kept(table, positions)))
+            value = id(self.node_values[node]), key[1]
+            if value not in taken_values:
+                taken_values[value] = self.node_values[node][positions]
+            values.append(taken_values[value])
             work = distinct[work_of[node]]
             if work is not None:
                 known = (work_of[node], key[1])
@@ -95,7 +101,7 @@ class Instance:
             tables=tuple(kinds.tables),
             kind_of=tuple(kind_of),
             works=tuple(works),
-            node_values=tuple(of[positions] for of, positions in zip(self.node_values, kept, strict=True)),
+            node_values=tuple(values),
             given=problem,
         )
 
@@ -259,21 +265,32 @@ class Instance:
         return known[key], row_of, column_of
 
     def stated_values(self) -> list[Floats]:
-        """The `node_values` worked out from works, transfers and storage."""
-        values: list[Floats] = []
-        for strategies, work in zip(self.strategies, self.works, strict=True):
-            if work is None:
-                values.append(np.zeros(len(strategies)))
-            else:
-                value = self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
-                values.append(self.weight * (value + work.exchange))
+        """The `node_values` worked out from works, transfers and storage: of nodes that are alike one object."""
+        distinct, work_of = numbered(self.works)
+        computing = [None if work is None else self._computing(work) for work in distinct]
+        nothing = [np.zeros(len(table)) for table in self.tables]
+        values = [
+            nothing[kind] if (value := computing[number]) is None else value
+            for kind, number in zip(self.kind_of, work_of, strict=True)
+        ]
+        sums: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         for transfer in self.model.moving:
             if transfer.source == transfer.target:
-                values[transfer.source] = values[transfer.source] + np.diagonal(self.transfer_values(transfer))
+                value, moved = values[transfer.source], self.transfer_values(transfer)
+                key = id(value), id(moved)
+                if key not in sums:
+                    # What an identity stands for stays alive.
+                    sums[key] = value, value + np.diagonal(moved)
+                values[transfer.source] = sums[key][1]
         self._storage(values)
         for node, value in self.feeding_values.items():
             values[node] = values[node] + value
         return values
+
+    def _computing(self, work: Work) -> Floats:
+        """The value of some work under every strategy."""
+        value = self.objective.compute(seconds=work.seconds, flops=work.flops, bytes=work.traffic_bytes)
+        return self.weight * (value + work.exchange)
 
     @property
     def problem(self) -> Problem:
