@@ -113,3 +113,10 @@ def test_convolutions_of_one_kind_are_alike_if_as_many_ops_share_their_halos() -
     of_layers, of_last = convolutions[1:4], convolutions[4:]
     assert len({kinds[grouping.group_of[op]] for op in of_layers}) == 1
     assert not {kinds[grouping.group_of[op]] for op in of_layers} & {kinds[grouping.group_of[op]] for op in of_last}
+
+
+def test_alike_nodes_share_the_costs_of_their_strategies() -> None:
+    instance: Instance = unrolled().instance({"x": 4, "y": 2})
+    assert len(set(map(id, instance.node_values))) < 0.6 * len(instance.node_values)
+    kept = [np.arange(1)] * len(instance.node_values)
+    assert len(set(map(id, instance.restricted(kept).node_values))) < 0.6 * len(instance.node_values)

@@ -10,6 +10,7 @@ import pytest
 from planner.errors import InfeasibleError
 from planner.options import Options
 from planner.pricing.memory import whole_bytes
+from planner.pricing.mesh import shape_key
 from planner.search.infeasible import with_reason
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
@@ -85,3 +86,16 @@ def test_what_cannot_fit_is_told_without_pricing_and_explained_when_it_is_asked_
     assert reason.least_bytes is not None
     assert reason.least_bytes > limit
     assert with_reason(reason) is reason
+
+
+def test_a_mesh_whose_bound_is_known_to_be_no_better_is_not_looked_at(problem: PlanningProblem) -> None:
+    meshes = [{"x": 8}, {"x": 4, "y": 2}]
+    every = search(meshes, problem, SearchOptions(limit_bytes=math.inf))
+    assert set(every.free_bounds) == {shape_key(mesh) for mesh in meshes}
+    assert every.unlimited == min(every.free_bounds.values())
+    known = {shape_key(mesh): math.inf for mesh in meshes[:1]}
+    found = search(
+        meshes, problem, SearchOptions(limit_bytes=math.inf, below=2 * every.candidates[0].value, free_bounds=known)
+    )
+    assert [tuple(candidate.instance.mesh.sizes) for candidate in found.candidates] == [(4, 2)]
+    assert found.free_bounds[shape_key(meshes[0])] == math.inf
