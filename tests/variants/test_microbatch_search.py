@@ -18,7 +18,10 @@ from planner.options import Options
 from planner.program.tracing.trace import trace
 from planner.search.mesh_search import search as mesh_search
 from planner.search.problem import PlanningProblem, planning_problem
+from planner.transforms.remat_choice import can_wait
+from planner.variants.host_memory import with_host_memory
 from planner.variants.lower_bounds import Floors
+from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import problem_variants
 from planner.variants.variant_result import FormBounds, VariantResult, VariantSearch, value_of
 
@@ -141,3 +144,31 @@ def test_a_form_that_has_nothing_better_is_not_searched_again(monkeypatch: pytes
         assert again.search(whole, below=math.inf) is None
         assert again.short
     assert len(searched) == 2
+
+
+def test_nothing_is_made_of_numbers_of_microbatches_that_take_more_than_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn, args = _attention(batch=64)
+    target = resolve(None, "v5e:2x2")
+    request = least_time(target.topology, 0.2e9)
+    variants = problem_variants(program=trace(fn, args), target=target, request=request).without_checkpoints()
+    assert variants is not None
+    floor = Floors(variants.base, {"x": 4}, 4, spared=0.0).of(1)
+    search = VariantSearch(
+        variants=variants,
+        meshes=[{"x": 4}],
+        options=UNCHECKED,
+        pinned={},
+        deadline=Deadline.after(60.0),
+        bounds=FormBounds(below=0.99 * floor, parts=1),
+        short=True,
+    )
+    counts = Counts(search, None)
+    assert counts.may_be_below(1, 1.01 * floor) is False
+    assert Counts(replace(search, bounds=FormBounds()), None).may_be_below(1, 1.01 * floor)
+    assert any(can_wait(of, value) for of in variants.forms.crossings(variants.base_form) for value in of.values)
+    tried: list[int] = []
+    monkeypatch.setattr("planner.variants.host_memory._in_parts", lambda _, count, best: tried.append(count))
+    assert with_host_memory(search, None, counts) is None
+    assert not tried
