@@ -3,9 +3,9 @@
 A row's greatest element, broadcast and taken from the row, it makes one op over the row's window, so that the matmul goes
 on to the centred row and the sum of its exponentials: what stands is the centred row, in its own type, and neither the row
 nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
-more; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
-made of the row is narrowed (weights in bfloat16) rows of up to 8,192 elements are centred; where they are that long, or the
-matmul reads what is cut out of a stack, it ends with the row, and a pass makes the centred one of it.
+four; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
+made of the row is narrowed (weights in bfloat16) rows of up to 8,192 elements are centred; from 4,096 on, or where the matmul
+reads what is cut out of a stack, it ends with the row, and a pass makes the centred one of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from planner.rules.primitives import kinds_where, traits
 LONGEST_ROW = 4096
 LONGEST_NARROWED = 8192
 """The same where what is made of the row is narrowed; of 12,288 elements it is not centred."""
-LEAST_RANK = 3
+RANKS = (3, 4)
+"""Of scores with groups of heads, which have five dims, the rows stand with their greatest elements."""
 
 
 def stored_of_softmaxes(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> list[bool]:
@@ -35,7 +36,7 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
     """Stores the centred rows of an op that takes the extreme of rows, and not the extreme."""
     (row,), (extreme,) = op.operands, op.results
     shape = graph.tensors[row].aval.shape
-    if len(shape) < LEAST_RANK or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_NARROWED:
+    if len(shape) not in RANKS or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_NARROWED:
         return
     if stored[row] or _widened(graph, row) or not _of_matmul(graph, fused, stored, row):
         return
@@ -47,7 +48,7 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
         return
     if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
-        stored[row] = narrowed and (shape[op.params["axes"][0]] > LONGEST_ROW or _of_stacked(graph, row))
+        stored[row] = narrowed and (shape[op.params["axes"][0]] >= LONGEST_ROW or _of_stacked(graph, row))
         stored[extreme] = stored[row] or len(readers) > 1
 
 
