@@ -153,7 +153,7 @@ def _room(array: Array, mesh: Mesh) -> float:
         return 0.0
     if array.home in ("border", "border product") and not mesh.border_on_chip:
         return 0.0
-    return max(ON_CHIP[array.home], WORKING_SET / array.at_once) * mesh.on_chip_bytes
+    return max(min(ON_CHIP[array.home], array.share), WORKING_SET / array.at_once) * mesh.on_chip_bytes
 
 
 def local_bytes_of(array: Array, strategies: Strategies) -> Floats:

@@ -51,6 +51,7 @@ class Array(NamedTuple):
     dim and an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with
     `rows` it is copied as `gathered_rows` says. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
     for each of its own (see `working_sets`); inf where its share of the memory on the chip is that of its home anyway.
+    `share`: the largest that it gets beside others (see `memory_space`), 1 where that is no less than its home's.
     """
 
     shape: tuple[int, ...]
@@ -62,6 +63,7 @@ class Array(NamedTuple):
     rows: Rows | None = None
     in_rows: Order | None = None
     at_once: float = math.inf
+    share: float = 1.0
 
 
 class Movement(NamedTuple):
@@ -125,6 +127,7 @@ def array_of(access: Access, home: Home | None = None) -> Array:
         rows=access.rows,
         in_rows=access.in_rows,
         at_once=access.at_once if access.at_once * ON_CHIP[home] < WORKING_SET else math.inf,
+        share=access.share if access.share < ON_CHIP[home] else 1.0,
     )
 
 

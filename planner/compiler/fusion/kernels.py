@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
+from planner.compiler.buffers.memory_space import Candidate, shares_on_chip
 from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
 from planner.compiler.fusion.softmax_gpu import rows_kept
 from planner.compiler.layout.convolved import Order
@@ -56,7 +57,7 @@ all that stands beside it (see `working_sets`)."""
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
 SCATTERS = kinds_where(lambda row: row.by_hand == "barrier")
-SOON = 16
+SOON = 32
 """Kernels from the one that makes a tensor to the last that reads it, for it to stay on the chip."""
 
 OFTEN = 16
@@ -71,7 +72,8 @@ class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
     of the kernel's group. `copied_slice` (dim, itemsize of what is copied): of a copy that is made as `copied_slices` says;
     `rows`: of one that `gathered_rows` tells of. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
-    for each of its own (see `working_sets`)."""
+    for each of its own (see `working_sets`). `share`: the largest of the memory on the chip that it gets there, read soon
+    (see `memory_space`)."""
 
     tensor: int
     shape: tuple[int, ...]
@@ -83,6 +85,7 @@ class Access(NamedTuple):
     rows: Rows | None = None
     in_rows: Order | None = None
     at_once: float = math.inf
+    share: float = 1.0
 
 
 class Kernel(NamedTuple):
@@ -433,6 +436,17 @@ class _Homes:
                 for tensor in op.operands:
                     self.bound.setdefault(tensor, op.kind)
         self.bound |= dict.fromkeys(walk.updates, "dynamic_update_slice")
+        self.shares = shares_on_chip(self.candidates()) if compiler.runs("memory-space-assignment") else {}
+
+    def candidates(self) -> Iterator[Candidate]:
+        """What may stand on the chip from the kernel that makes it to the last that reads it."""
+        graph, walk = self.graph, self.walk
+        homes = ("chip", "product") if self.compiler.products_in_vmem else ("chip",)
+        for tensor, readers in self.readers.items():
+            made, size = walk.made_by.get(tensor), graph.tensors[tensor].aval.bytes
+            if made is not None and readers and self.home(tensor, made) in homes:
+                trips = graph.regions[walk.kernels[made].region].trips
+                yield Candidate(tensor, made, readers[-1], size, trips * (1 + len(readers)))
 
     def kernel(self, number: int, kernel: _Kernel) -> Kernel:
         graph, walk = self.graph, self.walk
@@ -523,7 +537,8 @@ class _Homes:
         at_once = self.working_sets.per_byte(tensor) * aval.bytes / whole
         if leaf.share * whole < aval.bytes and self.enters(tensor):
             at_once = math.inf
-        return found._replace(tensor=tensor, times=times, home=self.home(tensor, number), at_once=at_once)
+        home, share = self.home(tensor, number), self.shares.get(tensor, 1.0)
+        return found._replace(tensor=tensor, times=times, home=home, at_once=at_once, share=share)
 
     def enters(self, tensor: int) -> bool:
         """Whether a tensor is what enters a loop, updated or not."""
@@ -540,7 +555,12 @@ class _Homes:
         stacked = self.bound.get(tensor) == "loop_stack"
         at_once = sets.per_byte_stacked(tensor) if stacked else sets.per_byte(tensor)
         home = self.home(tensor, number)
-        return Access(tensor, aval.shape, aval.itemsize, dims, home, 1.0, in_rows=rows, at_once=at_once)
+        return Access(
+            *(tensor, aval.shape, aval.itemsize, dims, home, 1.0),
+            in_rows=rows,
+            at_once=at_once,
+            share=self.shares.get(tensor, 1.0),
+        )
 
     def home(self, tensor: int, number: int) -> Home:
         graph = self.graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from planner.program.graph import Graph
@@ -18,13 +18,8 @@ def matmul_ranks(graph: Graph, fused: Sequence[bool]) -> dict[int, int]:
     return {op: position for position, op in enumerate(matmuls)}
 
 
-def reading(graph: Graph, matmuls: Collection[int], tensor: int) -> set[int]:
-    """Those of these matmuls that read a tensor."""
-    return {reader for reader, _ in graph.consumers[tensor] if reader in matmuls}
-
-
 def side_by_side(graph: Graph, matmuls: Mapping[int, int], tensor: int) -> Iterator[tuple[int, int]]:
     """The matmuls, given with their ranks, that read a tensor side by side: pairs of ops."""
-    for first, second in pairwise(sorted(reading(graph, matmuls, tensor))):
+    for first, second in pairwise(sorted({reader for reader, _ in graph.consumers[tensor] if reader in matmuls})):
         if matmuls[second] == matmuls[first] + 1 and second - first <= CLOSE:
             yield first, second

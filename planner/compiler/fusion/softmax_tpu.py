@@ -1,25 +1,18 @@
-"""Softmaxes: what a TPU's compiler stores of those of what a matmul makes, and of their gradients.
+"""Softmaxes: what a TPU's compiler stores of those of what a matmul makes.
 
 A row's greatest element, broadcast and taken from the row, it makes one op over the row's window, so that the matmul goes
 on to the centred row and the sum of its exponentials: what stands is the centred row, in its own type, and neither the row
 nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
-more; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
-made of the row is narrowed (weights in bfloat16), the matmul ends with the row, and a pass makes the centred one of it.
-
-What two matmuls side by side read is computed anew by both, such as the gradient of logits; but what takes an exponential
-or a quotient of every element is stored where it is narrow, or products in batches read it, such as the gradient of scores.
-Narrow weights that products in batches read in the forward pass and again in the backward one stand in between. Of longer
-rows these products compute all of that anew.
+four; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
+made of the row is narrowed (weights in bfloat16) rows of up to 8,192 elements are centred; from 4,096 on, or where the matmul
+reads what is cut out of a stack, it ends with the row, and a pass makes the centred one of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from planner.compiler.fusion.instruction_fusion import is_slow
-from planner.compiler.fusion.sibling_matmuls import matmul_ranks, reading, side_by_side
-from planner.compiler.simplify.convert_mover import BFLOAT16_BYTES
-from planner.program.dataflow import reached
+from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
@@ -27,7 +20,8 @@ from planner.rules.primitives import kinds_where, traits
 LONGEST_ROW = 4096
 LONGEST_NARROWED = 8192
 """The same where what is made of the row is narrowed; of 12,288 elements it is not centred."""
-LEAST_RANK = 3
+RANKS = (3, 4)
+"""Of scores with groups of heads, which have five dims, the rows stand with their greatest elements."""
 
 
 def stored_of_softmaxes(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> list[bool]:
@@ -35,42 +29,14 @@ def stored_of_softmaxes(graph: Graph, fused: Sequence[bool], materialized: Seque
     stored = list(materialized)
     for op in graph.of_kinds(kinds_where(lambda row: row.extreme)):
         _centre(graph, fused, stored, op)
-    long = {t for op in graph.of_kinds(kinds_where(lambda row: row.extreme)) for t in _of_long_rows(graph, fused, op)}
-    matmuls, slow = matmul_ranks(graph, fused), set[int]()
-    for op in graph.ops:
-        if op.kind in BOUNDARY or not fused[op.id]:
-            continue
-        for tensor in op.results:
-            if not stored[tensor] and is_slow(graph, slow, op, tensor):
-                slow.add(tensor)
-                narrow = graph.tensors[tensor].aval.itemsize <= BFLOAT16_BYTES
-                if tensor in long and _often_in_batches(graph, matmuls, tensor):
-                    continue
-                pairs = side_by_side(graph, matmuls, tensor)
-                stored[tensor] = any(narrow or _in_batches(graph, pair) for pair in pairs) or (
-                    narrow and _often_in_batches(graph, matmuls, tensor)
-                )
     return stored
-
-
-def _often_in_batches(graph: Graph, matmuls: Collection[int], tensor: int) -> bool:
-    """Whether several products read a tensor, all of them in batches."""
-    reads = reading(graph, matmuls, tensor)
-    return len(reads) > 1 and _in_batches(graph, reads)
-
-
-def _in_batches(graph: Graph, matmuls: Iterable[int]) -> bool:
-    """Whether matmuls are products in batches."""
-    return all(
-        graph.ops[op].kind == "dot_general" and graph.ops[op].params["dimension_numbers"][1][0] for op in matmuls
-    )
 
 
 def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> None:
     """Stores the centred rows of an op that takes the extreme of rows, and not the extreme."""
     (row,), (extreme,) = op.operands, op.results
     shape = graph.tensors[row].aval.shape
-    if len(shape) < LEAST_RANK or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_NARROWED:
+    if len(shape) not in RANKS or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_NARROWED:
         return
     if stored[row] or _widened(graph, row) or not _of_matmul(graph, fused, stored, row):
         return
@@ -82,15 +48,30 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
         return
     if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
-        stored[row] = narrowed
+        stored[row] = narrowed and (shape[op.params["axes"][0]] >= LONGEST_ROW or _of_stacked(graph, row))
         stored[extreme] = stored[row] or len(readers) > 1
 
 
-def _of_long_rows(graph: Graph, fused: Sequence[bool], op: Op) -> Iterator[int]:
-    """What passes make of the rows of an op that takes their extreme, where they are too long to be centred."""
-    axes, shape = op.params["axes"], graph.tensors[op.operands[0]].aval.shape
-    if any(shape[axis] > LONGEST_NARROWED for axis in axes):
-        yield from _made_of(graph, fused, op.operands[0])
+def _of_stacked(graph: Graph, row: int) -> bool:
+    """Whether the matmul behind a row reads what is cut out of a stack, as queries out of queries, keys and values."""
+
+    def computed_of(tensor: int) -> Sequence[int]:
+        op = graph.maker(tensor)
+        if op is None or traits(op.kind).matmul:
+            return ()
+        return op.operands
+
+    matmuls = (graph.maker(t) for t in reached([row], computed_of))
+    return any(_cut_out(graph, t) for op in matmuls if op is not None and traits(op.kind).matmul for t in op.operands)
+
+
+def _cut_out(graph: Graph, tensor: int) -> bool:
+    """Whether a tensor is a part of another along its first dim."""
+    op = graph.maker(source_through(graph, tensor, lambda op: traits(op.kind).reshapes or traits(op.kind).renames))
+    if op is None or op.kind != "slice":
+        return False
+    (whole,) = op.operands
+    return graph.tensors[whole].aval.shape[0] > graph.tensors[op.results[0]].aval.shape[0]
 
 
 def _widened(graph: Graph, tensor: int) -> bool:

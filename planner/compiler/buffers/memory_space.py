@@ -1,0 +1,54 @@
+"""Memory space: how large an array may be to get a place on the chip, with all others that want one at the same time.
+
+A TPU's compiler gives places one array at a time, in the order of what they gain, each for as long as it lives, beside
+those that have a place already (`xla/service/memory_space_assignment/`): the gain is that of all reads and the write, over
+the square root of the size. What a kernel reads and what it writes are there at once. So of the scores of attention and
+their exponentials, of half of the chip each, one goes to memory.
+
+How arrays are split is not known here: all are taken to be split as often as the one that is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+USABLE = 7 / 8
+"""The share of the memory on the chip that arrays get; the rest is what kernels work in, 16 of 128 MiB on v5e."""
+SHARES = tuple(base * 2.0**-power for power in range(6) for base in (1 / 2, 3 / 8))
+"""The shares that are tried, from the largest that an array takes: extents have factors of 2 and 3 as a rule."""
+
+
+class Candidate(NamedTuple):
+    """An array, whole, from the kernel that makes it to the last that reads it, and how often it is moved in a step."""
+
+    tensor: int
+    start: int
+    stop: int
+    bytes: float
+    moved: float
+
+
+def shares_on_chip(candidates: Iterable[Candidate]) -> dict[int, float]:
+    """The largest share of the memory on the chip at which each array gets a place, by tensor."""
+    ordered = sorted(candidates, key=lambda one: -one.moved * math.sqrt(one.bytes))
+    longest = max((one.stop - one.start for one in ordered), default=0)
+    placed, found = defaultdict[int, list[Candidate]](list), dict[int, float]()
+    for one in ordered:
+        near = (other for start in range(one.start - longest, one.stop + 1) for other in placed.get(start, ()))
+        beside = [other for other in near if other.stop >= one.start]
+        found[one.tensor] = next((share for share in SHARES if _fits(one, share, beside, found)), SHARES[-1] / 2)
+        placed[one.start].append(one)
+    return found
+
+
+def _fits(one: Candidate, share: float, beside: list[Candidate], most: dict[int, float]) -> bool:
+    """Whether an array that takes a share fits beside those that have a place when it does; `most`: their largest."""
+    taken = [(other, share * other.bytes / one.bytes) for other in beside]
+    there = [(other, size) for other, size in taken if size <= most[other.tensor]]
+    return all(
+        share + sum(size for other, size in there if other.start <= kernel <= other.stop) <= USABLE
+        for kernel in {max(one.start, other.start) for other, _ in there}
+    )

@@ -1,0 +1,35 @@
+"""Which arrays get a place on the chip beside others."""
+
+from __future__ import annotations
+
+from planner.compiler.buffers.memory_space import SHARES, Candidate, shares_on_chip
+
+ROW = 64.0
+
+
+def _shares(*candidates: tuple[int, int, float, float]) -> list[float]:
+    found = shares_on_chip(Candidate(n, *of) for n, of in enumerate(candidates))
+    return [found[n] for n in range(len(candidates))]
+
+
+def test_an_array_alone_gets_half_of_the_chip() -> None:
+    assert _shares((0, 3, ROW, 2.0)) == [SHARES[0]] == [1 / 2]
+
+
+def test_of_two_that_are_there_at_once_the_one_read_more_often_gets_its_place() -> None:
+    """Seven eighths are given: two of three eighths fit."""
+    assert _shares((0, 1, ROW, 2.0), (1, 3, ROW, 4.0)) == [3 / 8, 1 / 2]
+
+
+def test_those_that_follow_each_other_share_a_place() -> None:
+    assert _shares((0, 1, ROW, 2.0), (2, 3, ROW, 4.0)) == [1 / 2, 1 / 2]
+
+
+def test_half_of_its_size_fits_beside_an_array() -> None:
+    assert _shares((0, 3, ROW, 2.0), (1, 2, ROW / 2, 2.0)) == [1 / 2, 1 / 2]
+    assert _shares((0, 3, ROW, 2.0), (1, 2, ROW / 2, 2.0), (2, 2, ROW / 2, 1.0))[2] == 3 / 8, "the first has none then"
+
+
+def test_what_is_too_large_for_the_chip_takes_no_place_from_others() -> None:
+    """At half of the chip it would be eight times as large as the other."""
+    assert _shares((0, 3, 8 * ROW, 9.0), (1, 2, ROW, 1.0)) == [1 / 2, 1 / 2]
