@@ -4,8 +4,8 @@ A row's greatest element, broadcast and taken from the row, it makes one op over
 on to the centred row and the sum of its exponentials: what stands is the centred row, in its own type, and neither the row
 nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
 four; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
-made of the row is narrowed (weights in bfloat16) rows of up to 8,192 elements are centred; from 4,096 on, or where the matmul
-reads what is cut out of a stack, it ends with the row, and a pass makes the centred one of it.
+made of the row is narrowed (weights in bfloat16) rows of up to 8,192 elements are centred; from 4,096 on, or where the
+matmul reads what is cut out of a stack, it ends with the row, and a pass makes the centred one of it.
 """
 
 from __future__ import annotations
