@@ -32,22 +32,33 @@ class Candidate(NamedTuple):
 
 
 def shares_on_chip(candidates: Iterable[Candidate]) -> dict[int, float]:
-    """The largest share of the memory on the chip at which each array gets a place, by tensor."""
-    ordered = sorted(candidates, key=lambda one: -one.moved * math.sqrt(one.bytes))
+    """The largest share of the memory on the chip at which each array gets a place, by tensor.
+
+    Of those that gain the same the earlier is taken to have its place, so that identical layers have the same shares.
+    """
+    ordered = sorted(candidates, key=lambda one: -_gain(one))
     longest = max((one.stop - one.start for one in ordered), default=0)
     placed, found = defaultdict[int, list[Candidate]](list), dict[int, float]()
     for one in ordered:
         near = (other for start in range(one.start - longest, one.stop + 1) for other in placed.get(start, ()))
-        beside = [other for other in near if other.stop >= one.start]
-        found[one.tensor] = next((share for share in SHARES if _fits(one, share, beside, found)), SHARES[-1] / 2)
+        beside = [
+            (other, other.bytes / one.bytes, SHARES[0] if _gain(other) == _gain(one) else found[other.tensor])
+            for other in near
+            if other.stop >= one.start
+        ]
+        found[one.tensor] = next((share for share in SHARES if _fits(one, share, beside)), SHARES[-1] / 2)
         placed[one.start].append(one)
     return found
 
 
-def _fits(one: Candidate, share: float, beside: list[Candidate], most: dict[int, float]) -> bool:
-    """Whether an array that takes a share fits beside those that have a place when it does; `most`: their largest."""
-    taken = [(other, share * other.bytes / one.bytes) for other in beside]
-    there = [(other, size) for other, size in taken if size <= most[other.tensor]]
+def _gain(one: Candidate) -> float:
+    return one.moved * math.sqrt(one.bytes)
+
+
+def _fits(one: Candidate, share: float, beside: list[tuple[Candidate, float, float]]) -> bool:
+    """Whether an array that takes a share fits beside others, given with their size for each byte of its own and the
+    largest share at which they have a place."""
+    there = [(other, share * size) for other, size, most in beside if share * size <= most]
     return all(
         share + sum(size for other, size in there if other.start <= kernel <= other.stop) <= USABLE
         for kernel in {max(one.start, other.start) for other, _ in there}

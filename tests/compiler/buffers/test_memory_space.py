@@ -33,3 +33,10 @@ def test_half_of_its_size_fits_beside_an_array() -> None:
 def test_what_is_too_large_for_the_chip_takes_no_place_from_others() -> None:
     """At half of the chip it would be eight times as large as the other."""
     assert _shares((0, 3, 8 * ROW, 9.0), (1, 2, ROW, 1.0)) == [1 / 2, 1 / 2]
+
+
+def test_identical_layers_have_the_same_shares() -> None:
+    """Each array is there with the next; not every other one has a place then."""
+    first, *rest = _shares(*((n, n + 1, ROW, 2.0) for n in range(9)))
+    assert first == 1 / 2
+    assert set(rest) == {3 / 8}
