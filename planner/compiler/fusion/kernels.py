@@ -57,7 +57,7 @@ all that stands beside it (see `working_sets`)."""
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
 SCATTERS = kinds_where(lambda row: row.by_hand == "barrier")
-SOON = 32
+SOON = 16
 """Kernels from the one that makes a tensor to the last that reads it, for it to stay on the chip."""
 
 OFTEN = 16
