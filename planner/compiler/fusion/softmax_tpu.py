@@ -35,38 +35,28 @@ def stored_of_softmaxes(graph: Graph, fused: Sequence[bool], materialized: Seque
 def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> None:
     """Stores the centred rows of an op that takes the extreme of rows, and not the extreme."""
     (row,), (extreme,) = op.operands, op.results
-    shape = graph.tensors[row].aval.shape
-    if len(shape) not in RANKS or len(op.params["axes"]) > 1 or shape[op.params["axes"][0]] > LONGEST_NARROWED:
+    shape, axes = graph.tensors[row].aval.shape, op.params["axes"]
+    if len(shape) not in RANKS or len(axes) != 1 or shape[axes[0]] > LONGEST_NARROWED:
         return
-    if stored[row] or _widened(graph, row) or not _of_matmul(graph, fused, stored, row):
+    length = shape[axes[0]]
+    matmuls = [] if stored[row] or _widened(graph, row) else _matmuls_behind(graph, fused, row)
+    if not matmuls:
         return
     readers = list(_readers(graph, extreme))
     centred = [reader.results[0] for reader in readers if reader.kind == "sub" and reader.operands[0] == row]
     made = list(_made_of(graph, fused, centred[0])) if len(centred) == 1 else []
     narrowed = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
-    if not narrowed and shape[op.params["axes"][0]] > LONGEST_ROW:
+    if not narrowed and length > LONGEST_ROW:
         return
     if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
-        stored[row] = narrowed and (shape[op.params["axes"][0]] >= LONGEST_ROW or _of_stacked(graph, row))
+        stacked = any(_cut_out(graph, t) for matmul in matmuls for t in matmul.operands)
+        stored[row] = narrowed and (length >= LONGEST_ROW or stacked)
         stored[extreme] = stored[row] or len(readers) > 1
 
 
-def _of_stacked(graph: Graph, row: int) -> bool:
-    """Whether the matmul behind a row reads what is cut out of a stack, as queries out of queries, keys and values."""
-
-    def computed_of(tensor: int) -> Sequence[int]:
-        op = graph.maker(tensor)
-        if op is None or traits(op.kind).matmul:
-            return ()
-        return op.operands
-
-    matmuls = (graph.maker(t) for t in reached([row], computed_of))
-    return any(_cut_out(graph, t) for op in matmuls if op is not None and traits(op.kind).matmul for t in op.operands)
-
-
 def _cut_out(graph: Graph, tensor: int) -> bool:
-    """Whether a tensor is a part of another along its first dim."""
+    """Whether a tensor is a part of another along its first dim, as queries are of queries, keys and values."""
     op = graph.maker(source_through(graph, tensor, lambda op: traits(op.kind).reshapes or traits(op.kind).renames))
     if op is None or op.kind != "slice":
         return False
@@ -81,8 +71,8 @@ def _widened(graph: Graph, tensor: int) -> bool:
     return op is not None and op.kind == "convert_element_type" and widths[1] < widths[0]
 
 
-def _of_matmul(graph: Graph, fused: Sequence[bool], stored: Sequence[bool], tensor: int) -> bool:
-    """Whether passes compute a tensor of what a matmul makes of its size."""
+def _matmuls_behind(graph: Graph, fused: Sequence[bool], tensor: int) -> list[Op]:
+    """The matmuls that make what passes compute a tensor of, in its size."""
     size = graph.tensors[tensor].aval.size
 
     def made_of(tensor: int) -> list[int]:
@@ -91,7 +81,7 @@ def _of_matmul(graph: Graph, fused: Sequence[bool], stored: Sequence[bool], tens
         return [t for t in op.operands if graph.tensors[t].aval.size == size] if op is not None and passes else []
 
     makers = map(graph.maker, reached([tensor], made_of))
-    return any(op is not None and not fused[op.id] and traits(op.kind).matmul for op in makers)
+    return [op for op in makers if op is not None and not fused[op.id] and traits(op.kind).matmul]
 
 
 def _readers(graph: Graph, tensor: int) -> Iterator[Op]:
