@@ -1,6 +1,7 @@
 """Is our plan as good as the best that people write by hand? Judged by the compiler's schedule, not by our prices.
 
     python -m benchmarks.plan_quality [--only NAME,NAME] [--topology T,T] [--plans ours,refined,hand,pins] [--out FILE.json]
+    python -m benchmarks.plan_quality --again --best 3
     python -m benchmarks.plan_quality --summary [--out FILE.json]
 
 Every program of `benchmarks.suite` is planned for every topology and set beside the hand plans of its family
@@ -12,7 +13,8 @@ is one of choosing or of emitting.
 
 All are compiled for the topology with no device present; seconds are those of the compiler's schedule
 (`planner.verify.step_time`), and a plan that the compiler says does not fit has none. Rows in the file stay, so that a
-run can go on where it was ended; a compiler that dies leaves a row that says so.
+run can go on where it was ended; a compiler that dies leaves a row that says so. All hand plans take hours: `--best` judges
+anew only the best of each case in the file. Ours is set beside the hand plans of its own commit where there are some.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 
 import planner
 from benchmarks.compiled_row import Row, compiled_row
-from benchmarks.hand_plans import HandPlan, Kind, jitted, meshes_of, pins
+from benchmarks.hand_plans import HandPlan, Kind, hand_plans, jitted, meshes_of, pins
 from benchmarks.models.base import Model
 from benchmarks.real.kernels import counted_kernels
 from benchmarks.stamp import stamp
@@ -162,6 +164,16 @@ class Case:
             row = {"status": "error", "message": f"{type(error).__name__}: {error}"[:300]}
         return self.keep({"plan": hand.name, "mesh": dict(hand.mesh), **row})
 
+    def best_hands(self, count: int) -> list[tuple[HandPlan, Row]]:
+        """The hand plans that the file has as the best, best first; of those that are compiled alike the first."""
+        known = {row["plan"]: row for row in self.own()}
+        tpu = self.topology.chip.platform == "tpu"
+        plain = hand_plans(PROGRAMS[self.program].family, self.topology.num_devices)
+        ways = (way for plan in plain for way in (plan, *plan.variants(windows=tpu)) if way.name in known)
+        unlike = {score(known[way.name]): way for way in reversed(tuple(ways))}
+        hands = [unlike[at] for at in sorted(unlike)]
+        return sorted(((hand, self.hand(hand)) for hand in hands[:count]), key=lambda pair: score(pair[1]))
+
     def ours(self, *, pinned: HandPlan | None = None, autotune: Autotune = "never") -> Row:
         """The row of our plan."""
         name = f"pins {pinned.name}" if pinned else OURS[autotune == "compile"]
@@ -232,6 +244,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             hand = [row for row in own if row["plan"] not in OURS and not row["plan"].startswith("pins ")]
             if plan is None or not hand:
                 continue
+            hand = [row for row in hand if row.get("commit") == plan.get("commit")] or hand
             best = min(hand, key=score)
             head = f"{program:<22}{topology:<11}{name:<9}"
             mine = f"{1e3 * plan['seconds']:.1f} ms" if plan["status"] == "ok" else plan["status"]
@@ -260,6 +273,9 @@ def main() -> None:
     parser.add_argument("--topology", default=",".join(TOPOLOGIES))
     parser.add_argument("--plans", default="ours,hand")
     parser.add_argument("--again", action="store_true", help="make rows again that are in the file")
+    parser.add_argument(
+        "--best", type=int, metavar="N", help="only the N best hand plans that the file has of each case"
+    )
     parser.add_argument("--summary", action="store_true", help="only say what the file holds")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -271,7 +287,7 @@ def main() -> None:
                 case.ours()
             if "refined" in options.plans:
                 case.ours(autotune="compile")
-            hands = case.hands() if "hand" in options.plans else []
+            hands = (case.best_hands(options.best) if options.best else case.hands()) if "hand" in options.plans else []
             if "pins" in options.plans and hands:
                 case.ours(pinned=hands[0][0])
     print("\n".join(summary(rows)))
