@@ -101,6 +101,7 @@ def ours(
         "communication_seconds": plan.predicted.communication_seconds,
         "peak_bytes": plan.predicted.peak_bytes,
         "flops": plan.predicted.flops,
+        "bound": plan.certificate.any_form or plan.certificate.lower_bound,
     }
     row: Row = {"mesh": shape, "plan_seconds": round(time.perf_counter() - started, 1), "predicted": promise}
     row |= {"form": asdict(plan.decision.form), "recomputation": _of_recomputation(plan.decision.notes)}
