@@ -28,7 +28,7 @@ from planner.decisions.decision_graph import Transfer
 from planner.pricing.copy_classes import Classes, Pairs, classes_of
 from planner.pricing.instance import Instance
 from planner.pricing.op_cost import stays_on_chip
-from planner.pricing.reshard_alternatives import holds_several
+from planner.pricing.reshard_alternatives import holds_several, local_extents
 
 LEFT_OUT = 1e-3
 """The smallest fetched copies of a point of the schedule are left out of its row as long as they are at most this share of
@@ -357,7 +357,7 @@ def whole_bytes(model: Model) -> float:
     No plan on n devices needs less than an n-th of it on each.
     """
     held, steps = model.held, model.compiled.steps + 1
-    known = [form.several is None and form.inside is None for form in held.forms]
+    known = [form.several is None and form.inside is None and form.halo is None for form in held.forms]
     each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
     sizes = np.asarray(each or [0.0])[held.form]
     change = np.zeros(steps + 1)
@@ -380,6 +380,13 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
     if form.several is not None:
         locations = instance.strategies[node].locations(form.dims)
         sizes = sizes * holds_several(locations, instance.mesh.sizes, form.aval.shape, form.several)
+    if form.halo is not None:
+        extents = local_extents(instance.strategies[node].locations(form.dims), instance.mesh.sizes, form.aval.shape)
+        shares = [
+            np.where(extents[:, d] < form.aval.shape[d], width / extents[:, d], 0.0) for d, width in form.halo.widths
+        ]
+        fetched = np.sum(shares, axis=0)
+        sizes = sizes * (fetched + np.where(fetched > 0, form.halo.own, 0.0))
     sizes = np.where(stays_on_chip(sizes, form.at_once, instance.mesh), 0.0, sizes)
     return sizes if form.fraction == 1 else form.fraction * sizes
 

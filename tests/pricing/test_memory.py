@@ -2,12 +2,19 @@
 
 import gc
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+from benchmarks.problems import least_time
 from pbqp.problem import Problem
+from planner.machine.target import resolve
 from planner.pricing.memory import LEFT_OUT, MemoryModel, whole_bytes
 from planner.program.tracing.gc_pause import paused
+from planner.program.tracing.trace import trace
+from planner.search.problem import planning_problem
 from tests.problems import small_problem
 
 
@@ -121,3 +128,31 @@ def test_a_sum_over_all_devices_that_the_compiler_does_not_scatter_stands_whole(
                     kept.append(copy.bytes(choice))
                     assert copy.bytes(choice) > 15 * size
     assert bool(kept) is whole
+
+
+def test_what_is_read_with_a_halo_stands_until_the_kernels_gradient_has_read_it() -> None:
+    """Computed by the convolutions that read it where whole images lie on a device; else put together in memory."""
+
+    nhwc = ("NHWC", "HWIO", "NHWC")
+
+    def loss(kernels: list[jax.Array], images: jax.Array) -> jax.Array:
+        for kernel in kernels:
+            images = jax.nn.relu(lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=nhwc))
+        return jnp.sum(images**2)
+
+    kernels = [jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)] * 2
+    images = jax.ShapeDtypeStruct((32, 512, 512, 64), jnp.bfloat16)
+    target = resolve(None, "v5e:2x2")
+    request = least_time(target.topology, 16e9)
+    problem = planning_problem(program=trace(jax.grad(loss), (kernels, images)), target=target, request=request)
+    memory = MemoryModel(instance=problem.instance({"x": 4}))
+    graph = memory.instance.model.graph
+    between = next(
+        op for op in graph.of_kinds(("max",)) if not memory.instance.model.compiled.materialized[op.results[0]]
+    )
+    convolved = graph.of_kinds(("conv_general_dilated",))
+    reading = [op.id for op in convolved if between.results[0] in op.operands]
+    (charge,) = [charge for charge in memory.charges if charge.tensor == between.results[0]]
+    assert (charge.start, charge.stop) == (min(reading), max(reading) + 1)
+    part = 32 * 512 * 512 * 128 * 2 / 4
+    assert set(charge.bytes.tolist()) == {0.0, part * (1 + 2 / 128)}

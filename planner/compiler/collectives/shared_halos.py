@@ -21,7 +21,7 @@ def shared_halos(graph: Graph) -> SharedHalos:
 
     Rolls of a tensor one way and the other fetch theirs at the same time, over wires that go both ways.
     """
-    halos = {(op.id, at): halo for op in graph.ops for at, halo in _halos(graph, op).items()}
+    halos = {(op.id, at): halo for op in graph.ops for at, halo in halos_of(graph, op).items()}
     found: dict[tuple[int, int], int] = {}
     for (number, at), halo in halos.items():
         op, wanted = graph.ops[number], [halo]
@@ -32,7 +32,7 @@ def shared_halos(graph: Graph) -> SharedHalos:
     return found
 
 
-def _halos(graph: Graph, op: Op) -> dict[int, list[Margin]]:
+def halos_of(graph: Graph, op: Op) -> dict[int, list[Margin]]:
     """By operand of an op its halo, where every dim that can be is split, as often as it can."""
     found: dict[int, list[Margin]] = {}
     for slide in slides_of(graph, op):

@@ -17,6 +17,7 @@ import numpy as np
 
 from pbqp.vectors import Indices
 from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.collectives.shared_halos import halos_of
 from planner.compiler.layout.convolved import Order
 from planner.compiler.program import CompiledProgram
 from planner.compiler.schedule.host_copies import host_copies
@@ -46,6 +47,16 @@ class Inside(NamedTuple):
     freed: tuple[tuple[int, float], ...] = ()
 
 
+class Halo(NamedTuple):
+    """The elements of its neighbours that an op needs of a tensor along each dim that is split, and the part itself.
+
+    `own`: whether the part stands for it, too, as nothing else keeps it.
+    """
+
+    widths: tuple[tuple[int, int], ...]
+    own: bool
+
+
 class TensorForm(NamedTuple):
     """Type of a tensor, the factors of its dims, and in how many of its bytes it stands.
 
@@ -64,6 +75,7 @@ class TensorForm(NamedTuple):
     in_rows: Order | None = None
     inside: Inside | None = None
     at_once: float = math.inf
+    halo: Halo | None = None
 
 
 class Item(NamedTuple):
@@ -80,6 +92,7 @@ class Item(NamedTuple):
     inside: Inside | None = None
     at_once: float = math.inf
     beside: Aval | None = None
+    halo: Halo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,12 +113,12 @@ class Holdings:
         numbers: dict[tuple[object, ...], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, fraction, reduced, several, inside, at_once, beside in items:
+        for tensor, node, dims, start, stop, fraction, reduced, several, inside, at_once, beside, halo in items:
             lies, aval = in_rows.get(tensor) if beside is None else None, beside or graph.tensors[tensor].aval
-            key = beside or avals[tensor], dims, fraction, reduced, several, lies, inside, at_once
+            key = beside or avals[tensor], dims, fraction, reduced, several, lies, inside, at_once, halo
             number = numbers.setdefault(key, len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(aval, dims, fraction, reduced, several, lies, inside, at_once))
+                of_type.append(TensorForm(aval, dims, fraction, reduced, several, lies, inside, at_once, halo))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -131,7 +144,7 @@ def held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> Hol
 
     There is one more point in time than ops.
     """
-    items = [*_held(program, flow, freed), *_held_inside(program, freed)]
+    items = [*_held(program, flow, freed), *_held_inside(program, freed), *_halos(program)]
     return Holdings.of(program.graph, items, program.row_major)
 
 
@@ -188,6 +201,28 @@ def _held_inside(program: CompiledProgram, freed: Mapping[Read, int]) -> Iterato
             own = [(position, freed.get((op.id, position))) for position in range(len(op.operands))]
             inside = Inside(body, tuple((position, at_once(tensor)) for position, tensor in own if tensor is not None))
             yield Item(named, program.grouping.group_of[op.id], (), start, start + 1, inside=inside)
+
+
+def _halos(program: CompiledProgram) -> Iterator[Item]:
+    """The halos of what ops slide a window over, held until the last op of a region has read them.
+
+    A part and its halo are put together in memory, which a convolution and the gradient of its kernel share: so what a
+    convolution would compute itself stands, too.
+    """
+    graph, found = program.graph, dict[tuple[int, int], Item]()
+    for op in graph.ops:
+        if traits(op.kind).joins:
+            continue
+        time, dims = program.scheduled_at.get(op.id, op.id), program.grouping.placements[op.id].operands
+        for position, margins in halos_of(graph, op).items():
+            tensor = op.operands[position]
+            widths = tuple((margin.dim, margin.left + margin.right) for margin in margins)
+            if any(width for _, width in widths):
+                halo = Halo(widths, not program.materialized[tensor])
+                fraction, group = program.narrow.fraction(tensor, [(op.id, position)]), program.grouping.group_of[op.id]
+                item = Item(tensor, group, dims[position], time, time + 1, fraction, halo=halo)
+                found[tensor, op.region] = found.get((tensor, op.region), item)._replace(stop=time + 1)
+    yield from found.values()
 
 
 def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> Iterable[Item]:
