@@ -29,10 +29,11 @@ REDUCE_SCATTER_CREATOR = Pass(
 ALL_REDUCE_COMBINER = Pass(
     name="all-reduce-combiner",
     phase="collectives",
-    does="Combines sums that no matmul of their body waits for into few (on GPUs up to 128 MiB), which share a latency.",
+    does="Combines sums that no matmul of their body waits for into few (on GPUs up to 128 MiB), which share a latency; of "
+    "others those that wait for as many sums before them.",
     evidence=Evidence(
         release="libtpu 0.0.42, jaxlib 0.10.2",
-        seen="a train step of BERT whose layers are written out: 58 sums become 3",
+        seen="a train step of BERT whose layers are written out: 58 sums become 3; 212 sums of ResNet-50's norms become 98",
         source="xla/service/all_reduce_combiner.cc",
     ),
 )

@@ -64,10 +64,11 @@ def savings_of(
         served.setdefault(node, []).append(read)
     reads = {t.id: [*t.reads, *served.get(t.target, ())] for t in flow.transfers if not t.reduced and t.output is None}
     moved = {t.id: narrow.fraction(t.tensor, reads[t.id]) for t in flow.transfers if reads.get(t.id)}
+    merged = reassociated(graph, grouping, flow) if compiler.runs("all-reduce-reassociate") else {}
     by_sparse_cores = compiler.runs("sparse-core-collectives")
     return Savings(
-        reassociated=reassociated(graph, grouping, flow) if compiler.runs("all-reduce-reassociate") else {},
-        latency=combined(graph, flow) if compiler.runs("all-reduce-combiner") else {},
+        reassociated=merged,
+        latency=combined(graph, grouping, flow, merged) if compiler.runs("all-reduce-combiner") else {},
         bytes={transfer: fraction for transfer, fraction in moved.items() if fraction < 1},
         overlap_flops=OverlapFlops(
             graph,

@@ -85,6 +85,21 @@ def test_sums_that_no_matmul_waits_for_are_combined() -> None:
     assert others == {(ROWS, WIDTH)}
 
 
+def test_sums_that_wait_for_as_many_sums_are_combined() -> None:
+    """Those of a mean and a mean of squares; not the sum of what these make, nor those that are merged before."""
+
+    def normalized(x: Any, w: Any) -> Any:
+        x = (x - x.mean(0)) * jax.lax.rsqrt((x * x).mean(0))
+        return jnp.tanh(x @ w).sum(0) @ w
+
+    found = model(normalized, X, W)
+    sums = [t for t in found.flow.transfers if t.reduced and found.graph.tensors[t.tensor].aval.shape == (WIDTH,)]
+    assert [found.savings.latency.get(t.id) for t in sums[:3]] == [0.5, 0.5, None]
+    merged = model(lambda a, b, u, v: jnp.tanh(a @ u + b @ v) @ v, X, X, W, W).savings
+    assert merged.reassociated
+    assert merged.latency.keys().isdisjoint(merged.reassociated)
+
+
 def test_sums_that_only_the_next_trip_waits_for_are_combined() -> None:
     """Those of what a trip leaves in the carry with those of what it stacks: libtpu makes one all-reduce of both."""
 

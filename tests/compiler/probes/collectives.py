@@ -114,6 +114,11 @@ SUMS = Program(
     args=tuple(Array(shape=(1024, width), spec=P("x")) for width in (128, 256, 512)),
     devices=4,
 )
+AWAITED_SUMS = replace(
+    SUMS,
+    fn=lambda x, w: (x - laid(x.mean(0), 4)) * jax.lax.rsqrt(laid((x * x).mean(0), 4)) @ w,
+    args=(Array(shape=(1024, 512), spec=P("x")), Array(shape=(512, 512), spec=P())),
+)
 LARGE_SUMS = replace(
     SUMS,
     args=tuple(Array(shape=(8, millions * 2**20), spec=P("x")) for millions in (9, 12, 40, 2)),
@@ -162,6 +167,16 @@ PROBES = (
             seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
         )
         for topology in ("v5e:2x2", "h100:4", "cpu:4")
+    ),
+    *(
+        Probe(
+            of="all-reduce-combiner",
+            topology=topology,
+            programs=(AWAITED_SUMS,),
+            shows="two sums for which a matmul waits, but neither for the other, are one collective",
+            seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
+        )
+        for topology in ("v5e:2x2", "h100:4")
     ),
     Probe(
         of="all-reduce-combiner",
