@@ -59,6 +59,7 @@ def materialized_by_fusion(
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, of) for op, of in zip(graph.ops, fused, strict=True)]
     costly: set[int] = set()
+    after_extreme: set[int] = set()
     slow: set[int] = set()
     of_matmul = set[int]()
     terms = [frozenset((tensor.id,) if kept[tensor.id] else ()) for tensor in graph.tensors]
@@ -85,9 +86,13 @@ def materialized_by_fusion(
         alone = any(t in of_matmul and len(graph.consumers[t]) == 1 and t not in graph.returned for t in op.operands)
         if alone or (row.matmul and not fused[op.id]):
             of_matmul.update(op.results)
-        # A matmul goes on to what its result is read for alone, and stores that instead.
-        hard = row.stored_for_matmuls or (row.costly and (alone or not goes_on)) or not costly.isdisjoint(op.operands)
-        hard &= computes_operands
+        # A matmul goes on to what its result is read for alone, and stores that instead; not to what waits for the extreme
+        # of a row of it, such as the weights of a softmax.
+        waits = not after_extreme.isdisjoint(op.operands) or (row.extreme and not costly.isdisjoint(op.operands))
+        hard = (row.costly and (alone or not goes_on)) or (not waits and not costly.isdisjoint(op.operands))
+        hard = computes_operands and (hard or row.stored_for_matmuls)
+        if waits and (passing or row.extreme):
+            after_extreme.update(op.results)
         for tensor in op.results:
             if (
                 not passing

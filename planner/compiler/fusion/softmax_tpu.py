@@ -5,7 +5,9 @@ on to the centred row and the sum of its exponentials: what stands is the centre
 nor its greatest element. Seen in schedules of libtpu 0.0.42 for rows of up to 4,096 elements in arrays of three dims and
 four; not where the row is a matmul's result, only widened: the greatest element is then taken before that. Where what is
 made of the row is narrowed (weights in bfloat16) rows of up to 8,192 elements are centred; from 4,096 on, or where the
-matmul reads what is cut out of a stack, it ends with the row, and a pass makes the centred one of it.
+matmul reads what is cut out of a stack, it ends with the row, and a pass makes the centred one of it. Scores that are
+read on their way to the row, as by the gradient of a tanh that bounds them, stand; then the row is centred only for narrow
+weights.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
     centred = [reader.results[0] for reader in readers if reader.kind == "sub" and reader.operands[0] == row]
     made = list(_made_of(graph, fused, centred[0])) if len(centred) == 1 else []
     narrowed = any(graph.tensors[t].aval.itemsize < graph.tensors[row].aval.itemsize for t in made)
-    if not narrowed and length > LONGEST_ROW:
+    if not narrowed and (length > LONGEST_ROW or not _made_for(graph, fused, row)):
         return
     if len(centred) == 1 and not any(stored[tensor] for tensor in made):
         stored[centred[0]] = True
@@ -71,8 +73,19 @@ def _widened(graph: Graph, tensor: int) -> bool:
     return op is not None and op.kind == "convert_element_type" and widths[1] < widths[0]
 
 
+def _made_for(graph: Graph, fused: Sequence[bool], row: int) -> bool:
+    """Whether all that passes compute on the way from matmuls to a row is for it alone."""
+    return all(tensor == row or len(graph.consumers[tensor]) == 1 for tensor in _behind(graph, fused, row))
+
+
 def _matmuls_behind(graph: Graph, fused: Sequence[bool], tensor: int) -> list[Op]:
     """The matmuls that make what passes compute a tensor of, in its size."""
+    makers = map(graph.maker, _behind(graph, fused, tensor))
+    return [op for op in makers if op is not None and not fused[op.id] and traits(op.kind).matmul]
+
+
+def _behind(graph: Graph, fused: Sequence[bool], tensor: int) -> Iterator[int]:
+    """What passes compute a tensor of, in its size, itself included."""
     size = graph.tensors[tensor].aval.size
 
     def made_of(tensor: int) -> list[int]:
@@ -80,8 +93,7 @@ def _matmuls_behind(graph: Graph, fused: Sequence[bool], tensor: int) -> list[Op
         passes = op is not None and fused[op.id] and op.kind not in BOUNDARY
         return [t for t in op.operands if graph.tensors[t].aval.size == size] if op is not None and passes else []
 
-    makers = map(graph.maker, reached([tensor], made_of))
-    return [op for op in makers if op is not None and not fused[op.id] and traits(op.kind).matmul]
+    return reached([tensor], made_of)
 
 
 def _readers(graph: Graph, tensor: int) -> Iterator[Op]:

@@ -195,3 +195,24 @@ def test_the_gradient_of_logits_is_computed_by_both_its_matmuls(narrow: bool) ->
     alike = [t for t in made if graph.tensors[t].aval.shape == graph.tensors[logits].aval.shape]
     assert len([t for t in alike if program.materialized[t]]) == 1
     assert program.materialized[logits]
+
+
+@pytest.mark.parametrize("narrowed", [True, False])
+def test_of_capped_scores_no_weights_are_stored(narrowed: bool) -> None:
+    """Of scores that a tanh bounds, whose gradient reads them again: centred, too, where weights are narrow."""
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+        rows = jax.nn.softmax(50.0 * jnp.tanh(scores / 50.0), -1)
+        read = (rows.astype(v.dtype), v) if narrowed else (rows, v.astype(jnp.float32))
+        return jnp.sum(jnp.einsum("bhqk,bhkd->bhqd", *read).astype(jnp.float32) ** 2)
+
+    graph, program = analysed(jax.grad(loss, (0, 1, 2)), *QKV)
+    size = 8 * 4 * 256 * 256
+    made = [
+        op.kind
+        for op in graph.ops
+        for t in op.results
+        if program.materialized[t] and graph.tensors[t].aval.size == size
+    ]
+    assert made == ["dot_general", *(["sub"] if narrowed else []), "dot_general"]
