@@ -129,3 +129,21 @@ def test_a_memory_limit_holds_in_the_compiled_program() -> None:
     assert tight.predicted.seconds >= 0.98 * free.predicted.seconds, "what gains less than 2 % is not looked for"
     found = tight.verify()
     assert found.memory.peak[1] <= (1 + PEAK_TOLERANCE) * limit
+
+
+def test_complex_numbers_are_summed_over_devices_by_all_reduce() -> None:
+    """The compiler gathers the terms of complex sums, and adds those of all devices up on each of them."""
+
+    def step(phases: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.grad(lambda phases: jnp.abs(jnp.exp(1j * phases) * x).sum())(phases)
+
+    plan = planner.plan(
+        step,
+        (jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((64, 512, 512), jnp.complex64)),
+        topology="v5e:2x2",
+        mesh={"x": 4},
+        pins={"phases": P(), "x": P("x"), "out": P()},
+        options=NEVER,
+    )
+    found = plan.verify().collectives
+    assert found.predicted_bytes == pytest.approx(found.compiled_bytes, rel=COLLECTIVE_TOLERANCE)
