@@ -63,6 +63,8 @@ FOUND: dict[str, tuple[Callable[..., Any], list[tuple[int, int, float | None]]]]
     "down": (lambda x: jnp.roll(x, -3, 2), [(2, -3, RING)]),
     "the short way around": (lambda x: jnp.roll(x, 15, 0), [(0, -1, RING)]),
     "two dims": (lambda x: jnp.roll(x, (1, -2), (0, 2)), [(0, 1, RING), (2, -2, RING)]),
+    "one of two dims": (lambda x: jnp.roll(x, (1, 0), (0, 2)), [(0, 1, RING)]),
+    "the other of two dims": (lambda x: jnp.roll(x, (0, -1), (0, 2)), [(2, -1, RING)]),
     "by hand": (lambda x: jnp.concatenate([x[:, -2:], x[:, :-2]], axis=1), [(1, 2, RING)]),
     "of a batch": (jax.vmap(lambda x: jnp.roll(x, 1, 0)), [(1, 1, RING)]),
     "gradient": (lambda x: jax.vjp(lambda x: jnp.roll(x, 1, 0), x)[1](x)[0], [(0, -1, RING)]),

@@ -117,7 +117,7 @@ def _with_rolls(jaxpr: Any, numbers: Mapping[Any, float]) -> Any:
     body = opened(jaxpr)
     eqns, others, changed = list[Any](), dict[Any, Any](), False
     windows = Windows(numbers=dict(numbers))
-    for eqn in _with_paddings(body.eqns, others):
+    for eqn in _put_together(body.eqns, others):
         structure = structure_of(eqn)
         if structure is not None:
             eqns.append(with_bodies(eqn, partial(_with_rolls_inside, windows, eqn, structure)))
@@ -132,7 +132,7 @@ def _with_rolls(jaxpr: Any, numbers: Mapping[Any, float]) -> Any:
         function = partial(_moved, [moves for _, moves in moved])
         eqns += equations_by(function, sources, eqn.outvars, eqn.source_info)[0]
         changed = True
-    if not changed:
+    if not changed and not others:
         return jaxpr
     outvars = all_named(body.outvars, others)
     return with_fields(jaxpr, eqns=_read(eqns, outvars), outvars=outvars)
@@ -158,8 +158,11 @@ def _is_variable(atom: Any) -> bool:
     return not isinstance(atom, jex_core.Literal)
 
 
-def _with_paddings(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]:
-    """The equations, those of paddings in the place of calls; `others` takes what is not made by any equation."""
+def _put_together(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]:
+    """The equations, those of paddings in the place of calls, and none that puts an array and empty ones together.
+
+    So `jnp.roll` writes a shift by 0. `others` takes what is not made by any equation.
+    """
     found = list[Any]()
     for eqn in eqns:
         if any(_is_variable(atom) and atom in others for atom in eqn.invars):
@@ -170,6 +173,8 @@ def _with_paddings(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]
             )
             found += made
             others.update(same)
+        elif eqn.primitive.name == "concatenate" and len(parts := [x for x in eqn.invars if x.aval.size]) == 1:
+            others[eqn.outvars[0]] = parts[0]
         else:
             found.append(eqn)
     return found
