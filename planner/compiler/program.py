@@ -30,6 +30,7 @@ class CompiledProgram:
     which it is needed. `buffers`: what is allocated besides arguments. `hoisted`: narrow copies that are made before loops.
     `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
     written for that, on devices that hold several elements along a dim of it. `row_major`: the tensors that lie in rows.
+    `reduced_at_once`: results of matmuls that are in memory only where they are partial sums.
     """
 
     graph: Graph
@@ -52,6 +53,7 @@ class CompiledProgram:
     hoisted: list[Buffer] = field(default_factory=list[Buffer])
     read_through: ReadThrough = field(default_factory=lambda: ReadThrough(shares={}, absorbed=frozenset()))
     row_major: Mapping[int, Order] = field(default_factory=dict[int, Order])
+    reduced_at_once: frozenset[int] = frozenset()
 
     def materialize(self, found: Sequence[bool], by: PassName) -> list[int]:
         """Puts in memory what a pass says is there, and takes out the rest; the tensors that this changes."""

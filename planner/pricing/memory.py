@@ -357,7 +357,8 @@ def whole_bytes(model: Model) -> float:
     No plan on n devices needs less than an n-th of it on each.
     """
     held, steps = model.held, model.compiled.steps + 1
-    known = [form.several is None and form.inside is None and form.halo is None for form in held.forms]
+    own = [form.several is None and form.split is None and form.halo is None for form in held.forms]
+    known = [form.inside is None and whole for form, whole in zip(held.forms, own, strict=True)]
     each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
     sizes = np.asarray(each or [0.0])[held.form]
     change = np.zeros(steps + 1)
@@ -387,6 +388,8 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
         ]
         fetched = np.sum(shares, axis=0)
         sizes = sizes * (fetched + np.where(fetched > 0, form.halo.own, 0.0))
+    if form.split is not None:
+        sizes = np.where(instance.strategies[node].shards(form.split) > 1, sizes, 0.0)
     sizes = np.where(stays_on_chip(sizes, form.at_once, instance.mesh), 0.0, sizes)
     return sizes if form.fraction == 1 else form.fraction * sizes
 

@@ -6,6 +6,7 @@ from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.complex_planes import complex_planes, real_transforms
 from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
+from planner.compiler.fusion.instruction_fusion import reduced_at_once
 from planner.compiler.fusion.ragged_dot import mask_buffers, masked_buffers, transposed_buffers
 from planner.compiler.layout.row_major_lanes import slices_laid_in_rows
 from planner.compiler.model import Evidence, Pass
@@ -29,10 +30,13 @@ def _fusible_sinking(program: CompiledProgram) -> None:
 def _buffer_assignment(program: CompiledProgram) -> None:
     graph, kept = program.graph, program.in_place
     copied = slices_laid_in_rows(graph, program.row_major)
+    if program.compiler.runs("dot-output-fusion"):
+        program.reduced_at_once = reduced_at_once(graph, program.grouping, program.fused, program.materialized)
+    elsewhere = kept.taken | program.reduced_at_once
     for op in graph.ops:
         view = op.id not in copied and _is_view(graph, op)
         for tensor in op.results:
-            if not program.materialized[tensor] or view or tensor in kept.taken:
+            if not program.materialized[tensor] or view or tensor in elsewhere:
                 continue
             start = program.spans[op.region][0] if op.kind == "loop_stack" else program.scheduled_at.get(op.id, op.id)
             stop = max(program.last_use[tensor], kept.kept.get(tensor, 0), start + 1)
@@ -125,7 +129,7 @@ BUFFER_ASSIGNMENT = Pass(
         seen="buffer assignments of all programs of the fidelity suite",
         source="xla/service/buffer_assignment.cc",
     ),
-    writes=("buffers",),
+    writes=("buffers", "reduced_at_once"),
     run=_buffer_assignment,
 )
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
 from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
+from planner.decisions.groups import Grouping
 from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
@@ -73,6 +74,41 @@ def read_alone(graph: Graph, materialized: Sequence[bool], op: Op, made: Collect
     return all(
         len(graph.consumers[tensor]) < 2 or (tensor not in made and materialized[tensor])
         for tensor in reached(op.operands, computed_of)
+    )
+
+
+def reduced_at_once(
+    graph: Graph, grouping: Grouping, fused: Sequence[bool], materialized: Sequence[bool]
+) -> frozenset[int]:
+    """The results of matmuls that are never in memory: their kernels reduce them, and nothing else reads them.
+
+    The reductions may be of what is computed of the result in passing, but not of what one of them has made: a softmax
+    goes over its rows again.
+    """
+
+    def is_reduced(op: Op, tensor: int) -> bool:
+        passing = set(
+            reached([tensor], lambda one: [t for op in graph.readers(one) for t in op.results if not materialized[t]])
+        )
+        readers = {reader.id: reader for one in passing for reader in graph.readers(one)}
+        if not readers or not passing.isdisjoint(graph.returned):
+            return False
+        reductions = [reader for reader in readers.values() if grouping.placements[reader.id].reduced]
+        last = max(readers)
+        later = reached(
+            [made for reduction in reductions for made in reduction.results],
+            lambda one: [made for op in graph.readers(one) if op.id < last for made in op.results],
+        )
+        return all(
+            fused[reader.id]
+            and reader.region == op.region
+            and all(materialized[made] == (reader in reductions) for made in reader.results)
+            for reader in readers.values()
+        ) and all(reader.id not in readers for one in later for reader in graph.readers(one))
+
+    matmuls = graph.of_kinds(kinds_where(lambda row: row.matmul))
+    return frozenset(
+        t for op in matmuls if not fused[op.id] for t in op.results if materialized[t] and is_reduced(op, t)
     )
 
 

@@ -40,7 +40,7 @@ from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
 from planner.decisions.factor_unification import covers, names_between, renamed
 from planner.decisions.groups import Grouping
-from planner.program.dataflow import source_through
+from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, LEAVING
 from planner.rules.primitives import kinds_where, traits, updates_in_place
@@ -267,7 +267,8 @@ class _Walk:
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
         after = self.latest_of(leaves)
-        number = self.continued(op, tensor, dims, leaves, after, reduced=reduced)
+        matmul = self.matmul_of(leaves, after) if reduced else after
+        number = self.continued(op, tensor, dims, leaves, matmul, reduced=reduced)
         if number is None:
             barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
             number = self.at_hand(op, leaves, max(after, barred))
@@ -276,6 +277,24 @@ class _Walk:
             kernel = self.kernels[number]
             kernel.rows_kept &= op.id in self.rows_kept
             kernel.reduced.add(tensor)
+
+    def matmul_of(self, leaves: Collection[int], after: int) -> int:
+        """The last matmul that makes any of these, where passes that make smaller ones can run before it; else `after`."""
+        made = {self.made_by[leaf] for leaf in leaves if leaf in self.made_by}
+        first = max((number for number in made if self.kernels[number].anchor), default=after)
+        if not first < after <= first + SOON:
+            return after
+        sizes = {leaf: self.graph.tensors[leaf].aval.size for leaf in leaves}
+        product = max(size for leaf, size in sizes.items() if self.made_by.get(leaf) == first)
+        if any(size >= product for leaf, size in sizes.items() if self.made_by.get(leaf) != first):
+            return after
+
+        def makers(number: int) -> list[int]:
+            kernel = self.kernels[number]
+            read = (self.made_by.get(leaf, -1) for of in (*kernel.operands, kernel.reads) for leaf in of)
+            return [maker for maker in read if maker >= first]
+
+        return after if first in reached([number for number in made if number > first], makers) else first
 
     def write(self, op: Op, number: int, tensor: int, dims: Dims, leaves: Leaves) -> None:
         """Has a kernel write a tensor that an op makes, or takes, and read what that is computed from."""
@@ -311,7 +330,7 @@ class _Walk:
             return None
         size = max(graph.tensors[leaf].aval.size for leaf in own)
         kept = [leaf for leaf in leaves if graph.tensors[leaf].producer is None]
-        if tensor in graph.returned or any(graph.tensors[leaf].aval.size >= size for leaf in kept):
+        if not reduced and (tensor in graph.returned or any(graph.tensors[leaf].aval.size >= size for leaf in kept)):
             return None
         group = self.grouping.group_of[op.id]
         if group != kernel.group and group not in kernel.seen_from:

@@ -62,9 +62,10 @@ class TensorForm(NamedTuple):
 
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
     once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
-    elements along it. `in_rows`: how it lies in rows (see `row_order`). With `inside` it is no tensor, but what the body
-    of an op that stays one op holds beside its results and the operands held around it. `at_once`: the bytes that stand at
-    once for each of its own, by which it may stand on the chip (see `working_sets`).
+    elements along it; with `split`, factors, only where one of them is split. `in_rows`: how it lies in rows (see
+    `row_order`). With `inside` it is no tensor, but what the body of an op that stays one op holds beside its results and
+    the operands held around it. `at_once`: the bytes that stand at once for each of its own, by which it may stand on the
+    chip (see `working_sets`).
     """
 
     aval: Aval
@@ -72,6 +73,7 @@ class TensorForm(NamedTuple):
     fraction: float
     reduced: Reduced | None = None
     several: int | None = None
+    split: Reduced | None = None
     in_rows: Order | None = None
     inside: Inside | None = None
     at_once: float = math.inf
@@ -89,6 +91,7 @@ class Item(NamedTuple):
     fraction: float = 1.0
     reduced: Reduced | None = None
     several: int | None = None
+    split: Reduced | None = None
     inside: Inside | None = None
     at_once: float = math.inf
     beside: Aval | None = None
@@ -113,12 +116,12 @@ class Holdings:
         numbers: dict[tuple[object, ...], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, fraction, reduced, several, inside, at_once, beside, halo in items:
+        for tensor, node, dims, start, stop, fraction, reduced, several, split, inside, at_once, beside, halo in items:
             lies, aval = in_rows.get(tensor) if beside is None else None, beside or graph.tensors[tensor].aval
-            key = beside or avals[tensor], dims, fraction, reduced, several, lies, inside, at_once, halo
+            key = beside or avals[tensor], dims, fraction, reduced, several, split, lies, inside, at_once, halo
             number = numbers.setdefault(key, len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(aval, dims, fraction, reduced, several, lies, inside, at_once, halo))
+                of_type.append(TensorForm(aval, dims, fraction, reduced, several, split, lies, inside, at_once, halo))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -238,7 +241,8 @@ def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> It
         if transfer.reduced and made.producer is not None:
             summed.add(made.id)
             start = program.scheduled_at.get(made.producer, made.producer)
-            yield Item(made.id, transfer.source, transfer.source_dims, start, start + 1)
+            split = transfer.reduced if made.id in program.reduced_at_once else None
+            yield Item(made.id, transfer.source, transfer.source_dims, start, start + 1, split=split)
     for buffer in program.buffers:
         home = flow.home[buffer.tensor]
         if home is not None:
