@@ -357,8 +357,7 @@ def whole_bytes(model: Model) -> float:
     No plan on n devices needs less than an n-th of it on each.
     """
     held, steps = model.held, model.compiled.steps + 1
-    own = [form.several is None and form.split is None and form.halo is None for form in held.forms]
-    known = [form.inside is None and whole for form, whole in zip(held.forms, own, strict=True)]
+    known = [(form.several, form.split, form.halo, form.inside) == (None,) * 4 for form in held.forms]
     each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
     sizes = np.asarray(each or [0.0])[held.form]
     change = np.zeros(steps + 1)

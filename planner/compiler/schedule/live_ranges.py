@@ -60,12 +60,12 @@ class Halo(NamedTuple):
 class TensorForm(NamedTuple):
     """Type of a tensor, the factors of its dims, and in how many of its bytes it stands.
 
-    `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at
-    once keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
-    elements along it; with `split`, factors, only where one of them is split. `in_rows`: how it lies in rows (see
-    `row_order`). With `inside` it is no tensor, but what the body of an op that stays one op holds beside its results and
-    the operands held around it. `at_once`: the bytes that stand at once for each of its own, by which it may stand on the
-    chip (see `working_sets`).
+    `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at once
+    keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
+    elements along it; with `split`, factors, only where one of them is split; with `halo` it is that. `in_rows`: how it
+    lies in rows (see `row_order`). With `inside` it is no tensor, but what the body of an op that stays one op holds beside
+    its results and the operands held around it. `at_once`: the bytes that stand at once for each of its own, by which it
+    may stand on the chip (see `working_sets`).
     """
 
     aval: Aval
