@@ -118,7 +118,7 @@ def test_the_best_pair_is_written_in_every_way(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_summary_sets_ours_beside_the_best() -> None:
-    predicted = {"seconds": 1.0, "peak_bytes": 3e9, "flops": 4e12}
+    predicted = {"seconds": 1.0, "peak_bytes": 3e9, "flops": 4e12, "bound": 0.9}
     rows = [
         _row("ours", 0.8, predicted=predicted, plan_seconds=5.0, commit="0123456789"),
         _row("ours as written", 1.0, predicted=predicted | {"flops": 5e12}, plan_seconds=2.0),
@@ -130,5 +130,5 @@ def test_the_summary_sets_ours_beside_the_best() -> None:
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells == [
         *("p", "t", "16, 800.0", "16, 1000.0", "fsdp 16, as written, 2000.0", "fsdp 16, dots_saveable, 1600.0"),
-        *("0.80", "0.50", "3.0, 2.0", "4.0, 5.0", "5.0, 2.0", "0123456"),
+        *("0.80", "0.50", "0.90", "3.0, 2.0", "4.0, 5.0", "5.0, 2.0", "0123456"),
     ]
