@@ -130,7 +130,7 @@ def test_a_sum_over_all_devices_that_the_compiler_does_not_scatter_stands_whole(
     assert bool(kept) is whole
 
 
-def test_what_is_read_with_a_halo_stands_until_the_kernels_gradient_has_read_it() -> None:
+def test_operands_with_halos_are_materialized_until_the_gradient_of_the_kernel() -> None:
     """Computed by the convolutions that read it where whole images lie on a device; else put together in memory."""
 
     nhwc = ("NHWC", "HWIO", "NHWC")

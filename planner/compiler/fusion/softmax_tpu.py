@@ -41,7 +41,7 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
     if len(shape) not in RANKS or len(axes) != 1 or shape[axes[0]] > LONGEST_NARROWED:
         return
     length = shape[axes[0]]
-    matmuls = [] if stored[row] or _widened(graph, row) else _matmuls_behind(graph, fused, row)
+    matmuls = [] if stored[row] or _widened(graph, row) else _producing_matmuls(graph, fused, row)
     if not matmuls:
         return
     readers = list(_readers(graph, extreme))
@@ -75,16 +75,16 @@ def _widened(graph: Graph, tensor: int) -> bool:
 
 def _made_for(graph: Graph, fused: Sequence[bool], row: int) -> bool:
     """Whether all that passes compute on the way from matmuls to a row is for it alone."""
-    return all(tensor == row or len(graph.consumers[tensor]) == 1 for tensor in _behind(graph, fused, row))
+    return all(tensor == row or len(graph.consumers[tensor]) == 1 for tensor in _fused_producers(graph, fused, row))
 
 
-def _matmuls_behind(graph: Graph, fused: Sequence[bool], tensor: int) -> list[Op]:
+def _producing_matmuls(graph: Graph, fused: Sequence[bool], tensor: int) -> list[Op]:
     """The matmuls that make what passes compute a tensor of, in its size."""
-    makers = map(graph.maker, _behind(graph, fused, tensor))
+    makers = map(graph.maker, _fused_producers(graph, fused, tensor))
     return [op for op in makers if op is not None and not fused[op.id] and traits(op.kind).matmul]
 
 
-def _behind(graph: Graph, fused: Sequence[bool], tensor: int) -> Iterator[int]:
+def _fused_producers(graph: Graph, fused: Sequence[bool], tensor: int) -> Iterator[int]:
     """What passes compute a tensor of, in its size, itself included."""
     size = graph.tensors[tensor].aval.size
 

@@ -162,21 +162,15 @@ PROBES = (
         Probe(
             of="all-reduce-combiner",
             topology=topology,
-            programs=(SUMS,),
-            shows="three sums that nothing waits for are one collective",
+            programs=(program,),
+            shows=f"{which} are one collective",
             seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
         )
-        for topology in ("v5e:2x2", "h100:4", "cpu:4")
-    ),
-    *(
-        Probe(
-            of="all-reduce-combiner",
-            topology=topology,
-            programs=(AWAITED_SUMS,),
-            shows="two sums for which a matmul waits, but neither for the other, are one collective",
-            seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
+        for program, which, topologies in (
+            (SUMS, "three sums that nothing waits for", ("v5e:2x2", "h100:4", "cpu:4")),
+            (AWAITED_SUMS, "two sums for which a matmul waits, but neither for the other,", ("v5e:2x2", "h100:4")),
         )
-        for topology in ("v5e:2x2", "h100:4")
+        for topology in topologies
     ),
     Probe(
         of="all-reduce-combiner",

@@ -117,7 +117,7 @@ def _with_rolls(jaxpr: Any, numbers: Mapping[Any, float]) -> Any:
     body = opened(jaxpr)
     eqns, others, changed = list[Any](), dict[Any, Any](), False
     windows = Windows(numbers=dict(numbers))
-    for eqn in _put_together(body.eqns, others):
+    for eqn in _simplified(body.eqns, others):
         structure = structure_of(eqn)
         if structure is not None:
             eqns.append(with_bodies(eqn, partial(_with_rolls_inside, windows, eqn, structure)))
@@ -158,7 +158,7 @@ def _is_variable(atom: Any) -> bool:
     return not isinstance(atom, jex_core.Literal)
 
 
-def _put_together(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]:
+def _simplified(eqns: Sequence[Any], others: dict[Any, Any]) -> Sequence[Any]:
     """The equations, those of paddings in the place of calls, and none that puts an array and empty ones together.
 
     So `jnp.roll` writes a shift by 0. `others` takes what is not made by any equation.
