@@ -60,10 +60,11 @@ def _centre(graph: Graph, fused: Sequence[bool], stored: list[bool], op: Op) -> 
 def _cut_out(graph: Graph, tensor: int) -> bool:
     """Whether a tensor is a part of another along its first dim, as queries are of queries, keys and values."""
     op = graph.maker(source_through(graph, tensor, lambda op: traits(op.kind).reshapes or traits(op.kind).renames))
-    if op is None or op.kind != "slice":
+    if op is None or not traits(op.kind).moves or len(op.operands) != 1:
         return False
-    (whole,) = op.operands
-    return graph.tensors[whole].aval.shape[0] > graph.tensors[op.results[0]].aval.shape[0]
+    whole, part = (graph.tensors[t].aval for t in (*op.operands, op.results[0]))
+    along_first = op.params["axis"] == 0 if len(part.shape) < len(whole.shape) else whole.shape[0] > part.shape[0]
+    return whole.size > part.size and along_first
 
 
 def _widened(graph: Graph, tensor: int) -> bool:

@@ -18,8 +18,8 @@ from planner.logical import Names
 from planner.program.jaxpr.bodies import consts_of
 from planner.program.jaxpr.calls import with_lowered
 from planner.program.jaxpr.canonicalize.broadcasts_in_loops import with_broadcasts_in_loops
-from planner.program.jaxpr.canonicalize.complex_sums import with_sums_of_parts
 from planner.program.jaxpr.canonicalize.interiors import with_interiors
+from planner.program.jaxpr.canonicalize.rewritten import rewritten
 from planner.program.jaxpr.canonicalize.rolls import with_rolls
 from planner.program.jaxpr.constants import hoisted, result_avals, without_last
 from planner.program.jaxpr.pallas.known_scalars import with_estimates
@@ -252,7 +252,7 @@ _NEED_VALUES = (
 def _as_program(given: _Given, traced: _Traced, annotations: Annotations) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
     jaxpr, of_annotations = without_annotations(with_plain_constraints(with_lowered(traced.jaxpr)), annotations)
-    jaxpr = with_sums_of_parts(with_interiors(with_rolls(with_estimates(jaxpr))))
+    jaxpr = with_interiors(with_rolls(rewritten(with_estimates(jaxpr))))
     jaxpr, constants = hoisted(with_broadcasts_in_loops(jaxpr))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)

@@ -1,4 +1,4 @@
-"""Complex numbers are summed by their parts."""
+"""Complex numbers are summed by their parts, and arrays taken apart by slices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from planner.program.jaxpr.bodies import equations_of
-from planner.program.jaxpr.canonicalize.complex_sums import with_sums_of_parts
+from planner.program.jaxpr.canonicalize.rewritten import rewritten
 
 
 def _spectra(factors: jax.Array, xs: jax.Array) -> jax.Array:
@@ -24,7 +24,7 @@ ARGS = (np.exp(1j * np.linspace(0, 3, 8)).astype(np.complex64), np.full((2, 4, 6
 
 def test_a_sum_in_a_loop_is_of_real_numbers() -> None:
     traced = jax.make_jaxpr(_spectra)(*ARGS)
-    found = with_sums_of_parts(traced)
+    found = rewritten(traced)
     summed = [eqn.outvars[0].aval for eqn in equations_of(found) if eqn.primitive.name == "reduce_sum"]
     assert [(aval.shape, aval.dtype) for aval in summed] == [((8,), np.float32), ((8,), np.float32), ((), np.float32)]
     (result,) = jex_core.jaxpr_as_fun(found)(*map(jnp.asarray, ARGS))
@@ -33,4 +33,16 @@ def test_a_sum_in_a_loop_is_of_real_numbers() -> None:
 
 def test_sums_of_real_numbers_stay() -> None:
     traced = jax.make_jaxpr(lambda x: x.sum(0))(np.ones((4, 4), np.float32))
-    assert with_sums_of_parts(traced) is traced
+    assert rewritten(traced) is traced
+
+
+def test_what_is_taken_apart_is_sliced() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        query, key, value = x
+        return query * key + value
+
+    x = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    found = rewritten(jax.make_jaxpr(fn)(x))
+    assert {eqn.primitive.name for eqn in equations_of(found)} == {"slice", "squeeze", "mul", "add"}
+    (result,) = jex_core.jaxpr_as_fun(found)(jnp.asarray(x))
+    np.testing.assert_array_equal(result, fn(x))
