@@ -40,8 +40,8 @@ class InRows(NamedTuple):
     single: bool = False
 
 
-_OF_GROUPS = InRows(column=0.0, rank=1)
-"""The rows that a ragged dot multiplies lie by rows, however they are filled up."""
+_ALWAYS = InRows(column=0.0, rank=1)
+"""The rows that a ragged dot multiplies, and all that a Pallas kernel reads and writes, lie by rows, however filled up."""
 
 
 def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
@@ -51,6 +51,11 @@ def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
     """
     found: dict[int, InRows] = {}
     of_matmuls = _of_matmuls(graph, fused)
+    for op in graph.of_kinds(("pallas_call",)):
+        for tensor in (*op.operands, *op.results):
+            if len(graph.tensors[tensor].aval.shape) > 1 and graph.tensors[tensor].producer is not None:
+                _add(found, tensor, _ALWAYS)
+                of_matmuls[tensor] = False
     for op in graph.of_kinds(kinds_where(lambda row: row.updates is not None)):
         update, numbers = op.operands[traits(op.kind).updates or 0], op.params.get("dimension_numbers")
         rows = _rows(graph, update, getattr(numbers, "update_window_dims", ()), op.results[0])
@@ -65,7 +70,7 @@ def in_row_order(graph: Graph, fused: Sequence[bool]) -> dict[int, InRows]:
                 if graph.tensors[op.operands[0]].producer is not None:  # an argument lies as all arguments do
                     _add(found, op.operands[0], rows)
         elif multiplies_rows(op):
-            _add(found, op.results[0], _OF_GROUPS)
+            _add(found, op.results[0], _ALWAYS)
         elif op.kind in _STACKED:
             (operand, *_), (result,) = op.operands, op.results
             if operand in found and not of_matmuls[operand]:

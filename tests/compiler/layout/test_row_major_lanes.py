@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
+from jax.experimental import pallas as pl
 
 from planner.compiler.layout.convolved import Order
 from planner.compiler.layout.row_major_lanes import InRows, slices_laid_in_rows
@@ -115,3 +118,29 @@ def test_rows_are_filled_up_to_tiles_where_the_table_is_short(
 ) -> None:
     assert row_bytes(shape, 4.0, InRows(column=column, rank=len(shape) - 1)) == 4 * filled
     assert tiled_bytes(shape, 4.0) <= 4 * filled
+
+
+def test_what_a_pallas_kernel_reads_and_writes_lies_in_rows_also_where_a_loop_saves_it() -> None:
+    """Heads of 64 features take twice their bytes."""
+
+    def doubled(x: Any, out: Any) -> None:
+        out[...] = 2 * x[...]
+
+    def fn(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def layer(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+            heads = jnp.swapaxes((x @ weight).reshape(*x.shape[:2], -1, 64), 1, 2)
+            shape = jax.ShapeDtypeStruct(heads.shape, heads.dtype)
+            made = pl.pallas_call(doubled, out_shape=shape, interpret=True)(heads)
+            return x + jnp.swapaxes(made, 1, 2).reshape(x.shape), heads
+
+        return lax.scan(layer, x, weights)
+
+    x, weights = jax.ShapeDtypeStruct((8, 256, 128), jnp.float32), jax.ShapeDtypeStruct((3, 128, 128), jnp.float32)
+    graph = build_graph(trace(fn, (x, weights)), while_trips=1.0)
+    rows = compiled(graph, group_ops(graph), TPU).row_major
+    (stack,) = (op.results[0] for op in graph.of_kinds(("loop_stack",)))
+    (kernel,) = graph.of_kinds(("pallas_call",))
+    found = {rows[tensor] for tensor in (*kernel.operands, *kernel.results, stack)}
+    assert found == {InRows(column=0.0, rank=1)}
+    (order,) = found
+    assert row_bytes((3, 8, 2, 256, 64), 4, order) == 2 * prod((3, 8, 2, 256, 64)) * 4
