@@ -58,6 +58,7 @@ def materialized_by_fusion(
     kept = [tensor.producer is None for tensor in graph.tensors]
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, of) for op, of in zip(graph.ops, fused, strict=True)]
+    taken_in = _taken_in(graph)
     costly: set[int] = set()
     after_extreme: set[int] = set()
     slow: set[int] = set()
@@ -98,6 +99,7 @@ def materialized_by_fusion(
                 not passing
                 or tensor in graph.returned
                 or tensor in stored
+                or tensor in taken_in
                 or _must_be_stored(graph, tensor, needs, hard)
             ):
                 store(tensor)
@@ -153,15 +155,27 @@ def _need(op: Op, fused: bool) -> Need:
     return "where costly" if row.matmul else "always"
 
 
-def _must_be_stored(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
-    """Whether the readers of what a pass computes need it in memory; `hard`: it is costly.
-
-    A loop reads what it takes in from memory, but what only moves elements: that it moves itself.
+def _taken_in(graph: Graph) -> set[int]:
+    """What loops take in, under whatever name and however turned: of what only moves elements, which a loop moves itself,
+    that which it moves.
     """
-    maker = graph.maker(tensor)
-    moved = maker is not None and (traits(maker.kind).reshapes or traits(maker.kind).turns)
+    found, moved = set[int](), set[int]()
+    for op in reversed(graph.ops):
+        if op.kind in TAKEN_IN or not moved.isdisjoint(op.results):
+            moves = [tensor for tensor in op.operands if _moves(graph.maker(tensor))]
+            moved.update(moves)
+            found.update(tensor for tensor in op.operands if tensor not in moved)
+    return found
+
+
+def _moves(op: Op | None) -> bool:
+    return op is not None and (traits(op.kind).reshapes or traits(op.kind).turns)
+
+
+def _must_be_stored(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool) -> bool:
+    """Whether the readers of what a pass computes need it in memory; `hard`: it is costly."""
     needed = ("always", "where costly") if hard else ("always",)
-    return any(needs[op.id] in needed or (op.kind in TAKEN_IN and not moved) for op in graph.readers(tensor))
+    return any(needs[op.id] in needed for op in graph.readers(tensor))
 
 
 def is_needed(graph: Graph, fused: Sequence[bool], tensor: int) -> bool:

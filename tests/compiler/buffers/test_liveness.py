@@ -156,3 +156,22 @@ def test_what_a_pass_does_not_compute_on_the_way_stands(
         between = [t for t, found in enumerate(stands) if found and t not in {*graph.inputs, *graph.outputs}]
         shapes = [graph.tensors[t].aval.shape for t in between if graph.tensors[t].aval.size > 64]
         assert sorted(shapes) == sorted(expected)
+
+
+@pytest.mark.parametrize("compiler", [GPU, TPU], ids=["gpu", "tpu"])
+def test_a_loop_reads_what_it_takes_in_from_memory_however_turned(compiler: CompilerModel) -> None:
+    """A lookup of words, in the order of time: every trip reads the rows of one, not the table."""
+
+    def fn(table: jax.Array, ids: jax.Array) -> jax.Array:
+        def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(state + x), None
+
+        return lax.scan(step, jnp.zeros((8, 32)), jnp.swapaxes(2 * table[ids], 0, 1))[0]
+
+    args = jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.int32)
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    found = compiled(graph, group_ops(graph), compiler)
+    words = {op.results[0] for op in graph.of_kinds(("mul", "transpose"))}
+    (loop,) = (op.region for op in graph.of_kinds(("tanh",)))
+    (buffer,) = (one for one in found.buffers if one.tensor in words and one.fraction == 1)
+    assert buffer.stop >= found.spans[loop][1]
