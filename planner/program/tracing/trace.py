@@ -22,6 +22,7 @@ from planner.program.jaxpr.canonicalize.interiors import with_interiors
 from planner.program.jaxpr.canonicalize.rewritten import rewritten
 from planner.program.jaxpr.canonicalize.rolls import with_rolls
 from planner.program.jaxpr.constants import hoisted, result_avals, without_last
+from planner.program.jaxpr.dead_code import without_dead_kernels
 from planner.program.jaxpr.pallas.known_scalars import with_estimates
 from planner.program.jaxpr.placements.demanded_specs import with_plain_constraints
 from planner.program.jaxpr.placements.free_annotations import without_annotations
@@ -252,7 +253,7 @@ _NEED_VALUES = (
 def _as_program(given: _Given, traced: _Traced, annotations: Annotations) -> Program:
     """The program of a traced function: its large constants made arguments, its results named."""
     jaxpr, of_annotations = without_annotations(with_plain_constraints(with_lowered(traced.jaxpr)), annotations)
-    jaxpr = with_interiors(with_rolls(rewritten(with_estimates(jaxpr))))
+    jaxpr = with_interiors(with_rolls(rewritten(without_dead_kernels(with_estimates(jaxpr)))))
     jaxpr, constants = hoisted(with_broadcasts_in_loops(jaxpr))
     closed_over = [
         Leaf(name=f"closed_over/{i}", aval=aval_of(abstracted(value)), constant=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.extend.core as jex_core
-from jax.interpreters import partial_eval
 
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import (
@@ -22,6 +21,7 @@ from planner.program.jaxpr.bodies import (
     with_constants,
 )
 from planner.program.jaxpr.calls import is_zero
+from planner.program.jaxpr.dead_code import without_dead_code
 from planner.program.jaxpr.variables import all_named, fresh_var, with_own_variables
 from planner.program.slots import Slot
 
@@ -38,7 +38,7 @@ def expanded(jaxpr: Any, *, remats: bool) -> Any:
     """
     whole = _expanded(jaxpr, remats)
     body = opened(whole)
-    used, _ = partial_eval.dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    used = without_dead_code(body)
     kept = used.replace(eqns=[step for eqn in used.eqns for step in _apart(eqn)])
     return kept if whole is body else jex_core.ClosedJaxpr(kept, consts_of(whole))
 

@@ -13,11 +13,11 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
-from jax.interpreters import partial_eval
 
 from planner.program.batch_parts import Batch, Part
 from planner.program.jaxpr.bodies import closed, opened, with_fields
 from planner.program.jaxpr.calls import equations_by, variable
+from planner.program.jaxpr.dead_code import without_dead_code
 from planner.program.jaxpr.microbatch.slicing import PartWriter, part_variable, put_back, stacked
 from planner.program.jaxpr.variables import fresh_var
 
@@ -69,8 +69,7 @@ def _needed_for(body: Any, after_loop: Sequence[Any], wanted: Sequence[Any]) -> 
     """The equations that make these variables of the whole batch, or have effects."""
     removed = set(map(id, after_loop))
     part = body.replace(eqns=[eqn for eqn in body.eqns if id(eqn) not in removed], outvars=list(wanted))
-    kept, _ = partial_eval.dce_jaxpr(part, [True] * len(wanted), instantiate=True)
-    return list(kept.eqns)
+    return list(without_dead_code(part).eqns)
 
 
 class _Loop:
@@ -153,7 +152,7 @@ def part_jaxpr(eqns: Sequence[Any], given: Sequence[Any], returned: Sequence[Any
     like = opened(jax.make_jaxpr(lambda: ())())
     effects = frozenset(effect for eqn in eqns for effect in eqn.effects)
     whole = like.replace(eqns=list(eqns), invars=list(given), outvars=list(returned), effects=effects)
-    return partial_eval.dce_jaxpr(whole, [True] * len(returned), instantiate=True)[0]
+    return without_dead_code(whole)
 
 
 def adding(dtype: Any) -> Any:

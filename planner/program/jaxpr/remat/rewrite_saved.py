@@ -14,12 +14,12 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-from jax.interpreters import partial_eval
 
 from planner.program.jaxpr.bodies import body_of, closed, opened
 from planner.program.jaxpr.calls import equations_by, scanned
 from planner.program.jaxpr.canonicalize.broadcasts_in_loops import with_broadcasts_in_loops
 from planner.program.jaxpr.canonicalize.inlined import unread_dropped
+from planner.program.jaxpr.dead_code import without_dead_code
 from planner.program.jaxpr.remat.loop_pairs import Loop, Pair, inside
 from planner.program.jaxpr.remat.recomputed_layers import recomputed_within
 from planner.program.jaxpr.remat.residuals import Between
@@ -40,8 +40,7 @@ def with_saved(
     if absent:
         raise NoSuchValues(absent[0])
     new = _rewritten(scope, saved, offloaded)
-    pruned, _ = partial_eval.dce_jaxpr(new, [True] * len(new.outvars), instantiate=True)
-    pruned = with_broadcasts_in_loops(unread_dropped(pruned))
+    pruned = with_broadcasts_in_loops(unread_dropped(without_dead_code(new)))
     jaxpr = program.jaxpr
     return replace(program, jaxpr=jaxpr.replace(jaxpr=pruned) if jaxpr is not opened(jaxpr) else pruned)
 
