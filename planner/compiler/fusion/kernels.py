@@ -267,8 +267,7 @@ class _Walk:
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
         after = self.latest_of(leaves)
-        matmul = self.matmul_of(leaves, after) if reduced else after
-        number = self.continued(op, tensor, dims, leaves, matmul, reduced=reduced)
+        number = self.continued(op, tensor, dims, leaves, self.matmul_of(leaves, after), reduced=reduced)
         if number is None:
             barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
             number = self.at_hand(op, leaves, max(after, barred))
@@ -279,9 +278,12 @@ class _Walk:
             kernel.reduced.add(tensor)
 
     def matmul_of(self, leaves: Collection[int], after: int) -> int:
-        """The last matmul that makes any of these, where passes that make smaller ones can run before it; else `after`."""
+        """The matmul that makes the largest of these, where what makes the others can run before it; else `after`."""
         made = {self.made_by[leaf] for leaf in leaves if leaf in self.made_by}
-        first = max((number for number in made if self.kernels[number].anchor), default=after)
+        sizes = {leaf: self.graph.tensors[leaf].aval.size for leaf in leaves}
+        products = [leaf for leaf in leaves if leaf in self.made_by and self.kernels[self.made_by[leaf]].anchor]
+        product = max((sizes[leaf] for leaf in products), default=0)
+        first = max((self.made_by[leaf] for leaf in products if sizes[leaf] == product), default=after)
         if not first < after <= first + SOON:
             return after
         sizes = {leaf: self.graph.tensors[leaf].aval.size for leaf in leaves}
