@@ -29,6 +29,7 @@ PassName = Literal[
     "cse",
     "row-major-lanes",
     "convolution-layout",
+    "dot-layout",
     "layout-assignment",
     "gather-table-layout",
     "scattered-rows",

@@ -88,6 +88,22 @@ def test_a_product_of_two_cores_stays_on_neither() -> None:
     assert moved(passes, "v5p:2x2x1") == pytest.approx(moved(passes, "v5e:2x2"))
 
 
+def test_what_fills_its_tiles_badly_stays_on_the_chip_by_its_elements() -> None:
+    """Scores of 49 queries and keys, whose tiles take three times as much."""
+
+    def moved(windows: int) -> float:
+        array = jax.ShapeDtypeStruct((windows, 4, 49, 128), jnp.bfloat16)
+
+        def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return jnp.einsum("nhqk,nhkd->nhqd", jnp.tanh(jnp.einsum("nhqd,nhkd->nhqk", q, k)), v)
+
+        return _predicted(fn, array, array, array).traffic_bytes / (2 * 4 * windows)
+
+    # Three arrays and the result; scores of more windows are written and read as well.
+    assert moved(2048) == pytest.approx(4 * 49 * 128, rel=0.2)
+    assert moved(4096) - moved(2048) == pytest.approx(2 * 56 * 128, rel=0.2)
+
+
 def test_transforms_of_small_arrays_stay_on_the_chip() -> None:
     def chain(x: jax.Array) -> jax.Array:
         return jnp.fft.ifft(jnp.fft.fft(x))

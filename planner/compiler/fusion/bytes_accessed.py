@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from planner.compiler.fusion.kernels import Access, Home, Kernel, Kernels
 from planner.compiler.fusion.ragged_dot import times_moved
-from planner.compiler.layout.convolved import Order
 from planner.compiler.layout.gather_tables import Rows
+from planner.compiler.layout.multiplied import Order
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import Group
 from planner.program.graph import Op

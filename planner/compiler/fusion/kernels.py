@@ -24,7 +24,6 @@ from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.buffers.memory_space import Candidate, shares_on_chip
 from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
 from planner.compiler.fusion.softmax_gpu import rows_kept
-from planner.compiler.layout.convolved import Order
 from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.compiler.layout.gather_tables import (
     MOST_WASTED,
@@ -34,6 +33,7 @@ from planner.compiler.layout.gather_tables import (
     gathered_rows,
     scattered_rows,
 )
+from planner.compiler.layout.multiplied import Order
 from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, uncoalesced_transposes
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
@@ -286,8 +286,6 @@ class _Walk:
         first = max((self.made_by[leaf] for leaf in products if sizes[leaf] == product), default=after)
         if not first < after <= first + SOON:
             return after
-        sizes = {leaf: self.graph.tensors[leaf].aval.size for leaf in leaves}
-        product = max(size for leaf, size in sizes.items() if self.made_by.get(leaf) == first)
         if any(size >= product for leaf, size in sizes.items() if self.made_by.get(leaf) != first):
             return after
 

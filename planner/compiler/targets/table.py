@@ -43,6 +43,7 @@ TPU = CompilerModel(
         fusion.SOFTMAX_WINDOW,
         fusion.MULTI_OUTPUT_FUSION,
         layout.CONVOLUTION_LAYOUT,
+        layout.DOT_LAYOUT,
         layout.ROW_MAJOR_LANES,
         schedule.LIVE_RANGES,
         # Copies are inserted where live ranges overlap, and buffers are allocated for what is not in place.
