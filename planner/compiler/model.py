@@ -53,6 +53,7 @@ PassName = Literal[
     "expensive-producers",
     "softmax-rewriter-triton",
     "dynamic-slice-copies",
+    "random-bits-fusion",
     "scatter-initialization",
     "operand-reads",
     "ragged-dot-expander",

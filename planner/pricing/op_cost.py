@@ -311,6 +311,8 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     multiplied = flops * _filled(graph, grouping, op, strategies, mesh.matrix_lanes) if padded else flops
     pieces = _pieces(graph, grouping, op, strategies, flops) if compiler.runs("gemm-tiling") else 1.0
     dtype = op_dtype(graph, op)
+    if program.kernels is not None and op.id in program.kernels.of_matmuls:
+        multiplied = NOT_HIDDEN * multiplied
     seconds = model.compute_seconds(
         kind=op.kind, engine=engine, dtype=dtype, flops=multiplied, bytes=traffic, pieces=pieces
     )

@@ -35,6 +35,7 @@ TPU = CompilerModel(
         layout.SCATTERED_ROWS,
         # Fusion decides about tensors in turns: a softmax is seen once its neighbours are materialized.
         fusion.INSTRUCTION_FUSION,
+        fusion.RANDOM_BITS_FUSION,
         fusion.DOT_OPERAND_FUSION,
         fusion.DOT_OUTPUT_FUSION,
         fusion.MASKED_RAGGED_SUMS,
