@@ -32,6 +32,7 @@ PassName = Literal[
     "dot-layout",
     "layout-assignment",
     "gather-table-layout",
+    "large-rows",
     "scattered-rows",
     "dot-operand-layout",
     "gpu-layout-assignment",

@@ -14,7 +14,7 @@ from itertools import permutations
 import numpy as np
 
 from pbqp.vectors import Floats, distinct_lines
-from planner.compiler.layout.gather_tables import Rows, lies_by_rows
+from planner.compiler.layout.gather_tables import LargeRows, Rows, lies_by_rows
 from planner.compiler.layout.multiplied import InTiles, Order
 from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
 from planner.pricing.reshard_alternatives import Locations, local_extents
@@ -129,7 +129,9 @@ def in_argument_order(
     return _of_parts(is_in_order, locations, axis_sizes, shape)
 
 
-def copied_for_rows(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], rows: Rows) -> Floats:
+def copied_for_rows(
+    locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], rows: Rows | LargeRows
+) -> Floats:
     """Bytes that a device moves to lay out its part of a table for lookups, at each of the locations."""
 
     def copied(local: tuple[int, ...]) -> float:

@@ -28,9 +28,11 @@ from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.compiler.layout.gather_tables import (
     MOST_WASTED,
     MOST_WASTED_SCATTERED,
+    LargeRows,
     Rows,
     batch_of_tables,
     gathered_rows,
+    large_rows,
     scattered_rows,
 )
 from planner.compiler.layout.multiplied import Order
@@ -56,6 +58,7 @@ all that stands beside it (see `working_sets`)."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
+GATHERS = kinds_where(lambda row: row.picks and not row.fused)
 SCATTERS = kinds_where(lambda row: row.by_hand == "barrier")
 SOON = 16
 """Kernels from the one that makes a tensor to the last that reads it, for it to stay on the chip."""
@@ -82,7 +85,7 @@ class Access(NamedTuple):
     home: Home
     times: float
     copied_slice: tuple[int, float] | None = None
-    rows: Rows | None = None
+    rows: Rows | LargeRows | None = None
     in_rows: Order | None = None
     at_once: float = math.inf
     share: float = 1.0
@@ -489,6 +492,7 @@ class _Homes:
                 *self.slices_copied(kernel),
                 *self.slices_cut_out(kernel),
                 *self.looked_up(kernel),
+                *self.cut_and_joined(kernel, number),
                 *self.begun(kernel, number),
             ),
         )
@@ -500,6 +504,24 @@ class _Homes:
             op = self.graph.ops[kernel.op]
             tensor, dims = op.operands[0], self.walk.grouping.placements[op.id].operands[0]
             yield Access(tensor, self.graph.tensors[tensor].aval.shape, rows.stored, dims, "chip", 1.0, rows=rows)
+
+    def cut_and_joined(self, kernel: _Kernel, number: int) -> Iterator[Access]:
+        """The parts of a table whose rows are looked up part by part, and those of the result.
+
+        What passes or other lookups make, such as images that are resized, they make in parts, and leave so.
+        """
+        graph, op = self.graph, self.graph.ops[kernel.op]
+        if not kernel.anchor or op.kind not in GATHERS or not self.compiler.runs("large-rows"):
+            return
+        maker, rows = graph.maker(op.operands[0]), large_rows(graph, op)
+        passes = maker is not None and maker.kind not in BOUNDARY and self.walk.fused[maker.id]
+        if rows is not None and not passes and (maker is None or maker.kind not in GATHERS):
+            placement = self.walk.grouping.placements[op.id]
+            table = self.access(op.operands[0], placement.operands[0], number)
+            found = self.access(op.results[0], placement.results[0], number)
+            yield table._replace(rows=rows[0])
+            yield table._replace(rows=rows[0], home="chip")
+            yield found._replace(rows=rows[1], home="chip", times=READ_AND_WRITTEN)
 
     def begun(self, kernel: _Kernel, number: int) -> Iterator[Access]:
         """What a TPU writes and reads of the result of a scatter beyond what is scattered.

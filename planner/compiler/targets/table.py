@@ -32,6 +32,7 @@ TPU = CompilerModel(
         layout.DOT_OPERAND_LAYOUT,
         layout.LAYOUT_ASSIGNMENT,
         layout.GATHER_TABLE_LAYOUT,
+        layout.LARGE_ROWS,
         layout.SCATTERED_ROWS,
         # Fusion decides about tensors in turns: a softmax is seen once its neighbours are materialized.
         fusion.INSTRUCTION_FUSION,

@@ -128,6 +128,22 @@ PROBES = (
         ),
     ),
     Probe(
+        of="large-rows",
+        topology="v5e:1x1",
+        programs=tuple(
+            Program(
+                fn=lambda table, rows: jnp.take(table, rows, axis=0, mode="clip"),
+                args=(Array(shape=(32, rows, 1024), dtype=jnp.float32), Array(shape=(16,), dtype=jnp.int32)),
+            )
+            for rows in (256, 512)
+        ),
+        shows="rows of 262,144 elements are looked up in one kernel, of twice as many in a table cut in two",
+        seen=lambda small, large: (
+            [len(found.kernels()) for found in (small, large)] == [2, 5]
+            and any(one.shape.count(dims_text(32, 512, 512)) == 2 for one in large.kernels())
+        ),
+    ),
+    Probe(
         of="scattered-rows",
         topology="v5e:1x1",
         programs=(GRADIENT,),
