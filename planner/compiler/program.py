@@ -10,7 +10,7 @@ from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import InPlace
 from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
-from planner.compiler.layout.convolved import Order
+from planner.compiler.layout.multiplied import Order
 from planner.compiler.model import CompilerModel, Pass, PassName
 from planner.compiler.schedule.last_uses import region_spans
 from planner.compiler.simplify.convert_mover import NarrowReads

@@ -21,7 +21,7 @@ from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.analysis import Model
 from planner.compiler.collectives.overlap import HIDDEN
 from planner.compiler.collectives.savings import Savings
-from planner.compiler.layout.convolved import Order
+from planner.compiler.layout.multiplied import Order
 from planner.decisions.decision_graph import LoopSum, Transfer
 from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Kinds, Strategies

@@ -14,8 +14,8 @@ from itertools import permutations
 import numpy as np
 
 from pbqp.vectors import Floats, distinct_lines
-from planner.compiler.layout.convolved import InTiles, Order
-from planner.compiler.layout.gather_tables import Rows, lies_by_rows
+from planner.compiler.layout.gather_tables import LargeRows, Rows, lies_by_rows
+from planner.compiler.layout.multiplied import InTiles, Order
 from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
 from planner.pricing.reshard_alternatives import Locations, local_extents
 
@@ -64,9 +64,10 @@ def row_bytes(shape: tuple[int, ...], itemsize: float, in_rows: Order) -> float:
     rows in a tile as make up a word.
     """
     if isinstance(in_rows, InTiles):
-        one, other = shape[in_rows.first], shape[in_rows.second]
         packed = max(1, int(4 / itemsize)) if itemsize else 1
-        return min(_tiles(shape, one, other, packed), _tiles(shape, other, one, packed)) * itemsize
+        pairs = {(shape[one], shape[other]) for one in in_rows.first for other in in_rows.second}
+        sides = pairs | {(other, one) for one, other in pairs}
+        return min(_tiles(shape, second, minor, packed) for second, minor in sides) * itemsize
     long = [extent for extent in shape if extent != 1]
     if len(long) < 2 or 0 in shape or not lies_by_rows(math.prod(shape[-in_rows.rank :]), in_rows.column):
         return tiled_bytes(shape, itemsize)
@@ -128,8 +129,10 @@ def in_argument_order(
     return _of_parts(is_in_order, locations, axis_sizes, shape)
 
 
-def copied_for_rows(locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], rows: Rows) -> Floats:
-    """Bytes that a device reads and writes to lay out its part of a table by rows, at each of the locations."""
+def copied_for_rows(
+    locations: Locations, axis_sizes: Sequence[int], shape: Sequence[int], rows: Rows | LargeRows
+) -> Floats:
+    """Bytes that a device moves to lay out its part of a table for lookups, at each of the locations."""
 
     def copied(local: tuple[int, ...]) -> float:
         return rows.bytes(local, tiled_bytes(local, rows.stored), argument_order(local, rows.stored)[-1])

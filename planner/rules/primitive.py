@@ -165,6 +165,9 @@ class Primitive:
     draws: bool = False
     """It draws an array of a single key, every element by its number in the whole. Asked by `forms`."""
 
+    counts: bool = False
+    """With keys of Threefry each of its elements is computed of a key and its own number. Asked by `materialization`."""
+
     rounds: bool = False
     """A sum of many terms, or a term of such a sum: not exact in 16-bit floats. Asked by `numerics`."""
 

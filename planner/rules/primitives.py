@@ -197,7 +197,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "qr": Primitive(partial(batched, core=2), by_hand="parts"),
     "ragged_all_to_all": Primitive(None, collective="all-to-all"),
     "ragged_dot_general": Primitive(ragged_dot_general, by_hand="sums"),
-    "random_bits": Primitive(drawn, draws=True),
+    "random_bits": Primitive(drawn, draws=True, counts=True),
     "random_clone": Primitive(elementwise),
     "random_fold_in": Primitive(elementwise),
     "random_gamma": Primitive(drawn, draws=True),

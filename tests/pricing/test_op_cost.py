@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,36 @@ def test_a_product_of_two_cores_stays_on_neither() -> None:
 
     assert moved(chain, "v5p:2x2x1") == pytest.approx(moved(chain, "v5e:2x2") + 2)
     assert moved(passes, "v5p:2x2x1") == pytest.approx(moved(passes, "v5e:2x2"))
+
+
+def test_what_fills_its_tiles_badly_stays_on_the_chip_by_its_elements() -> None:
+    """Scores of 49 queries and keys, whose tiles take three times as much."""
+
+    def moved(windows: int) -> float:
+        array = jax.ShapeDtypeStruct((windows, 4, 49, 128), jnp.bfloat16)
+
+        def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return jnp.einsum("nhqk,nhkd->nhqd", jnp.tanh(jnp.einsum("nhqd,nhkd->nhqk", q, k)), v)
+
+        return _predicted(fn, array, array, array).traffic_bytes / (2 * 4 * windows)
+
+    # Three arrays and the result; scores of more windows are written and read as well.
+    assert moved(2048) == pytest.approx(4 * 49 * 128, rel=0.2)
+    assert moved(4096) - moved(2048) == pytest.approx(2 * 56 * 128, rel=0.2)
+
+
+def test_large_rows_are_looked_up_part_by_part() -> None:
+    def moved(*row: int) -> float:
+        table, at = jax.ShapeDtypeStruct((64, *row), jnp.float32), jax.ShapeDtypeStruct((32,), jnp.int32)
+        found = _predicted(lambda table, at: jnp.take(table, at, axis=0, mode="clip"), table, at)
+        return found.traffic_bytes / (4 * math.prod(row))
+
+    # The rows are read and written. Of large ones the table is cut up, and what was looked up in its parts is joined.
+    assert moved(256, 1024) == pytest.approx(2 * 32, rel=0.01)
+    assert moved(1024, 1024) == pytest.approx(2 * 32 + 2 * 64 + 2 * 32, rel=0.01)
+    # Of rows of one dim eight lie in a tile.
+    assert moved(2**20) == pytest.approx(moved(1024, 1024), rel=0.01)
+    assert moved(2**14) == pytest.approx(moved(256, 1024), rel=0.01)
 
 
 def test_transforms_of_small_arrays_stay_on_the_chip() -> None:

@@ -8,7 +8,7 @@ from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
 from planner.compiler.fusion.instruction_fusion import reduced_at_once
 from planner.compiler.fusion.ragged_dot import mask_buffers, masked_buffers, transposed_buffers
-from planner.compiler.layout.row_major_lanes import slices_laid_in_rows
+from planner.compiler.layout.row_major_lanes import slices_copied_to_order
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import is_fused
@@ -19,7 +19,7 @@ from planner.rules.primitives import traits
 def _copy_insertion(program: CompiledProgram) -> None:
     graph = program.graph
     found = in_place(graph, program.fused, program.materialized, program.last_use, program.spans)
-    written = {op: graph.regions[graph.ops[op].region].trips for op in slices_laid_in_rows(graph, program.row_major)}
+    written = {op: graph.regions[graph.ops[op].region].trips for op in slices_copied_to_order(graph, program.row_major)}
     program.in_place = found.with_traffic(written)
 
 
@@ -29,7 +29,7 @@ def _fusible_sinking(program: CompiledProgram) -> None:
 
 def _buffer_assignment(program: CompiledProgram) -> None:
     graph, kept = program.graph, program.in_place
-    copied = slices_laid_in_rows(graph, program.row_major)
+    copied = slices_copied_to_order(graph, program.row_major)
     if program.compiler.runs("dot-output-fusion"):
         program.reduced_at_once = reduced_at_once(graph, program.grouping, program.fused, program.materialized)
     elsewhere = kept.taken | program.reduced_at_once

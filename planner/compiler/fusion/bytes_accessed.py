@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from planner.compiler.fusion.kernels import Access, Home, Kernel, Kernels
 from planner.compiler.fusion.ragged_dot import times_moved
-from planner.compiler.layout.convolved import Order
-from planner.compiler.layout.gather_tables import Rows
+from planner.compiler.layout.gather_tables import LargeRows, Rows
+from planner.compiler.layout.multiplied import Order
 from planner.compiler.program import CompiledProgram
 from planner.decisions.groups import Group
 from planner.program.graph import Op
@@ -60,7 +60,7 @@ class Array(NamedTuple):
     home: Home
     copied_slice: tuple[int, float] | None = None
     several: int | None = None
-    rows: Rows | None = None
+    rows: Rows | LargeRows | None = None
     in_rows: Order | None = None
     at_once: float = math.inf
     share: float = 1.0

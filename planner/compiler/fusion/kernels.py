@@ -24,16 +24,18 @@ from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.buffers.memory_space import Candidate, shares_on_chip
 from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
 from planner.compiler.fusion.softmax_gpu import rows_kept
-from planner.compiler.layout.convolved import Order
 from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.compiler.layout.gather_tables import (
     MOST_WASTED,
     MOST_WASTED_SCATTERED,
+    LargeRows,
     Rows,
     batch_of_tables,
     gathered_rows,
+    large_rows,
     scattered_rows,
 )
+from planner.compiler.layout.multiplied import Order
 from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, uncoalesced_transposes
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
@@ -56,6 +58,7 @@ all that stands beside it (see `working_sets`)."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
+GATHERS = kinds_where(lambda row: row.picks and not row.fused)
 SCATTERS = kinds_where(lambda row: row.by_hand == "barrier")
 SOON = 16
 """Kernels from the one that makes a tensor to the last that reads it, for it to stay on the chip."""
@@ -82,7 +85,7 @@ class Access(NamedTuple):
     home: Home
     times: float
     copied_slice: tuple[int, float] | None = None
-    rows: Rows | None = None
+    rows: Rows | LargeRows | None = None
     in_rows: Order | None = None
     at_once: float = math.inf
     share: float = 1.0
@@ -267,8 +270,7 @@ class _Walk:
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
         after = self.latest_of(leaves)
-        matmul = self.matmul_of(leaves, after) if reduced else after
-        number = self.continued(op, tensor, dims, leaves, matmul, reduced=reduced)
+        number = self.continued(op, tensor, dims, leaves, self.matmul_of(leaves, after), reduced=reduced)
         if number is None:
             barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
             number = self.at_hand(op, leaves, max(after, barred))
@@ -279,13 +281,14 @@ class _Walk:
             kernel.reduced.add(tensor)
 
     def matmul_of(self, leaves: Collection[int], after: int) -> int:
-        """The last matmul that makes any of these, where passes that make smaller ones can run before it; else `after`."""
+        """The matmul that makes the largest of these, where what makes the others can run before it; else `after`."""
         made = {self.made_by[leaf] for leaf in leaves if leaf in self.made_by}
-        first = max((number for number in made if self.kernels[number].anchor), default=after)
+        sizes = {leaf: self.graph.tensors[leaf].aval.size for leaf in leaves}
+        products = [leaf for leaf in leaves if leaf in self.made_by and self.kernels[self.made_by[leaf]].anchor]
+        product = max((sizes[leaf] for leaf in products), default=0)
+        first = max((self.made_by[leaf] for leaf in products if sizes[leaf] == product), default=after)
         if not first < after <= first + SOON:
             return after
-        sizes = {leaf: self.graph.tensors[leaf].aval.size for leaf in leaves}
-        product = max(size for leaf, size in sizes.items() if self.made_by.get(leaf) == first)
         if any(size >= product for leaf, size in sizes.items() if self.made_by.get(leaf) != first):
             return after
 
@@ -489,6 +492,7 @@ class _Homes:
                 *self.slices_copied(kernel),
                 *self.slices_cut_out(kernel),
                 *self.looked_up(kernel),
+                *self.cut_and_joined(kernel, number),
                 *self.begun(kernel, number),
             ),
         )
@@ -500,6 +504,24 @@ class _Homes:
             op = self.graph.ops[kernel.op]
             tensor, dims = op.operands[0], self.walk.grouping.placements[op.id].operands[0]
             yield Access(tensor, self.graph.tensors[tensor].aval.shape, rows.stored, dims, "chip", 1.0, rows=rows)
+
+    def cut_and_joined(self, kernel: _Kernel, number: int) -> Iterator[Access]:
+        """The parts of a table whose rows are looked up part by part, and those of the result.
+
+        What passes or other lookups make, such as images that are resized, they make in parts, and leave so.
+        """
+        graph, op = self.graph, self.graph.ops[kernel.op]
+        if not kernel.anchor or op.kind not in GATHERS or not self.compiler.runs("large-rows"):
+            return
+        maker, rows = graph.maker(op.operands[0]), large_rows(graph, op)
+        passes = maker is not None and maker.kind not in BOUNDARY and self.walk.fused[maker.id]
+        if rows is not None and not passes and (maker is None or maker.kind not in GATHERS):
+            placement = self.walk.grouping.placements[op.id]
+            table = self.access(op.operands[0], placement.operands[0], number)
+            found = self.access(op.results[0], placement.results[0], number)
+            yield table._replace(rows=rows[0])
+            yield table._replace(rows=rows[0], home="chip")
+            yield found._replace(rows=rows[1], home="chip", times=READ_AND_WRITTEN)
 
     def begun(self, kernel: _Kernel, number: int) -> Iterator[Access]:
         """What a TPU writes and reads of the result of a scatter beyond what is scattered.

@@ -21,6 +21,7 @@ from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import traits
 
 BORDER = ENTERING | LEAVING
+THREEFRY_KEY = "key<fry>"
 Need = Literal["never", "where costly", "always"]
 
 
@@ -28,11 +29,14 @@ def is_fused_op(graph: Graph, grouping: Grouping, op: Op, compiler: CompilerMode
     """Whether a compiler fuses an op.
 
     Besides what is fused by kind: a product without contraction, and the scatter of single elements into a constant
-    (the gradient of picking one element per row), which becomes a comparison with an iota. Not what a TPU's compiler does
-    in a kernel of its own: to pick elements in steps, or to put them apart.
+    (the gradient of picking one element per row), which becomes a comparison with an iota. So are random bits, where every
+    kernel that reads them computes them anew. Not what a TPU's compiler does in a kernel of its own: to pick elements in
+    steps, or to put them apart.
     """
     if compiler.runs("dot-operand-fusion") and _steps(op):
         return False
+    if compiler.runs("random-bits-fusion") and traits(op.kind).counts:
+        return graph.tensors[op.operands[0]].aval.dtype == THREEFRY_KEY
     if is_fused(op) or traits(op.kind).joins or (op.kind == "gather" and compiler.runs("gather-fusion")):
         return True
     if op.kind == "dot_general":

@@ -61,6 +61,15 @@ INSTRUCTION_FUSION = Pass(
     run=_instruction_fusion,
 )
 
+RANDOM_BITS_FUSION = Pass(
+    name="random-bits-fusion",
+    phase="fusion",
+    does="Computes random bits of Threefry in every kernel that reads them, those of matmuls too, and stores none.",
+    evidence=Evidence(
+        release=TPU_RELEASE, seen="dropout behind matmuls and their gradients, Monte Carlo sweeps on v5e"
+    ),
+)
+
 DOT_OPERAND_FUSION = Pass(
     name="dot-operand-fusion",
     phase="fusion",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from planner.compiler.layout.tiles import TILE_LANES
+from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
@@ -22,6 +22,8 @@ MOST_WASTED = 128 * 2**20
 """Bytes of padding for which arrays are laid out by rows."""
 MOST_WASTED_SCATTERED = 464 * 2**20
 """The same of scatters since libtpu 0.0.50: 449 MiB are wasted by it, 480 are not."""
+LARGEST_ROW = 2**18
+"""Elements of a row that is looked up at once: of float32 1 MiB are, 1.25 are not."""
 MOST_TIMES = 2.0
 """As how many times its bytes a table is laid out by rows in any case; for scatters as fewer."""
 
@@ -65,6 +67,33 @@ class Rows(NamedTuple):
         return (
             stored_bytes + self.copied * filled if by_rows or self.stored * filled <= MOST_TIMES * stored_bytes else 0.0
         )
+
+
+class LargeRows(NamedTuple):
+    """A table with elements of `stored` bytes, or what is looked up in it, whose dims `within` are a row.
+
+    Large rows are looked up part by part. For this the table is cut into parts, and the parts of the result are joined.
+    """
+
+    stored: float
+    within: tuple[int, ...]
+
+    def bytes(self, shape: tuple[int, ...], stored_bytes: float, innermost: int) -> float:
+        """Bytes of a (local) array of this shape, `stored_bytes`, where its rows are large; else 0."""
+        # Of rows of one dim a tile holds eight.
+        row = math.prod(shape[dim] for dim in self.within) * (TILE_ROWS if len(self.within) == 1 else 1)
+        return stored_bytes if row > LARGEST_ROW else 0.0
+
+
+def large_rows(graph: Graph, op: Op) -> tuple[LargeRows, LargeRows] | None:
+    """The table of a lookup of whole rows, and its result; None where it looks up parts of rows, or single elements."""
+    numbers, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
+    table = graph.tensors[op.operands[0]].aval
+    apart = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    within = tuple(dim for dim in range(len(sizes)) if dim not in apart)
+    if not within or any(sizes[dim] != table.shape[dim] for dim in within):
+        return None
+    return LargeRows(table.itemsize, within), LargeRows(table.itemsize, tuple(numbers.offset_dims))
 
 
 def gathered_rows(graph: Graph, narrow: NarrowReads) -> dict[int, Rows]:

@@ -15,7 +15,7 @@ Seen in schedules of libtpu 0.0.42.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -150,10 +150,14 @@ def _follow_back(
             left += [of for of in own if of not in found and keeps_layout(graph, op, of, tensor)]
 
 
-def slices_laid_in_rows(graph: Graph, in_rows: Container[int]) -> frozenset[int]:
-    """The ops that take slices of stacks which lie otherwise than they are read, in rows: they copy them."""
-    ops = graph.of_kinds(("loop_slice",))
-    return frozenset(op.id for op in ops if op.results[0] in in_rows and op.operands[0] not in in_rows)
+def slices_copied_to_order(graph: Graph, orders: Mapping[int, object]) -> frozenset[int]:
+    """The ops that take slices of stacks, and copy them, as they lie otherwise than they are read: in rows, or in tiles."""
+
+    def is_copied(op: Op) -> bool:
+        stack, read = orders.get(op.operands[0]), orders.get(op.results[0])
+        return read is not None and (stack is None or (isinstance(read, InRows) and not isinstance(stack, InRows)))
+
+    return frozenset(op.id for op in graph.of_kinds(("loop_slice",)) if is_copied(op))
 
 
 def keeps_layout(graph: Graph, op: Op, operand: int, result: int) -> bool:

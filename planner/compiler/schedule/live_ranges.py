@@ -18,7 +18,7 @@ import numpy as np
 from pbqp.vectors import Indices
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.collectives.shared_halos import halos_of
-from planner.compiler.layout.convolved import Order
+from planner.compiler.layout.multiplied import Order
 from planner.compiler.program import CompiledProgram
 from planner.compiler.schedule.host_copies import host_copies
 from planner.decisions.decision_graph import Flow, Read, Transfer

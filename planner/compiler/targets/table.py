@@ -32,9 +32,11 @@ TPU = CompilerModel(
         layout.DOT_OPERAND_LAYOUT,
         layout.LAYOUT_ASSIGNMENT,
         layout.GATHER_TABLE_LAYOUT,
+        layout.LARGE_ROWS,
         layout.SCATTERED_ROWS,
         # Fusion decides about tensors in turns: a softmax is seen once its neighbours are materialized.
         fusion.INSTRUCTION_FUSION,
+        fusion.RANDOM_BITS_FUSION,
         fusion.DOT_OPERAND_FUSION,
         fusion.DOT_OUTPUT_FUSION,
         fusion.MASKED_RAGGED_SUMS,
@@ -43,6 +45,7 @@ TPU = CompilerModel(
         fusion.SOFTMAX_WINDOW,
         fusion.MULTI_OUTPUT_FUSION,
         layout.CONVOLUTION_LAYOUT,
+        layout.DOT_LAYOUT,
         layout.ROW_MAJOR_LANES,
         schedule.LIVE_RANGES,
         # Copies are inserted where live ranges overlap, and buffers are allocated for what is not in place.

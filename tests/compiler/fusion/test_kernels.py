@@ -107,3 +107,16 @@ def test_a_matmul_adds_its_result_to_a_slice_of_an_accumulator() -> None:
     (product, written), (other, shapes) = moved(GPU)
     assert (product, written[:1], other) == ("dot_general", [WEIGHT.shape], "dynamic_update_slice")
     assert shapes == [whole]
+
+
+def test_a_matmul_goes_on_with_what_smaller_kernels_behind_it_make() -> None:
+    """Such as a bias of relative positions: what makes it runs before the matmul then."""
+
+    def fn(x: jax.Array, up: jax.Array, of_bias: jax.Array) -> jax.Array:
+        scores = x @ up
+        bias = jnp.cumsum(of_bias @ up, 0)[:1]
+        return jnp.tanh(scores + bias) @ up.T
+
+    graph, kernels = _kernels(fn, X, WEIGHT, jax.ShapeDtypeStruct((8, 512), jnp.bfloat16))
+    assert [graph.ops[kernel.op].kind for kernel in kernels] == ["dot_general", "dot_general", "cumsum", "dot_general"]
+    assert [access.shape for access in kernels[0].others] == [(1, 1024), (256, 1024)]

@@ -35,6 +35,7 @@ REDUCED: dict[str, Callable[..., Any]] = {
     "the nearest": lambda x, centres: jnp.argmin(_distances(x, centres), 1),
     "of every centre the nearest": lambda x, centres: jnp.argmin(_distances(x, centres), 0),
     "the nearest and how far it is": lambda x, centres: _nearest(_distances(x, centres)),
+    "of what another product is taken from": lambda x, centres: jnp.square(x @ centres - x[0] @ centres).sum(1),
     "a norm": lambda x, centres: ((x @ centres) ** 2).sum(),
 }
 

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from planner.compiler.layout.convolved import Order
-from planner.compiler.layout.row_major_lanes import InRows, slices_laid_in_rows
+from planner.compiler.layout.multiplied import Order
+from planner.compiler.layout.row_major_lanes import InRows, slices_copied_to_order
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
@@ -83,12 +83,13 @@ def test_what_loops_save_of_rows_lies_in_rows_unless_a_matmul_has_a_part_in_it(
     found = program.row_major
 
     def kind(tensor: int) -> str:
-        return "others" if tensor not in found else "single rows" if found[tensor].single else "rows"
+        lies = found.get(tensor)
+        return "others" if not isinstance(lies, InRows) else "single rows" if lies.single else "rows"
 
     saved = [op.results[0] for op in graph.of_kinds(("loop_stack",))]
     assert {kind(t) for t in saved if graph.tensors[t].aval.shape[:2] == (3, EDGES)} == saved_rows
     # What is saved otherwise is copied where the backward pass reads it in rows, and is in memory.
-    copied = slices_laid_in_rows(graph, found)
+    copied = slices_copied_to_order(graph, found)
     assert bool(copied) == ("others" in saved_rows)
     assert {graph.ops[op].results[0] for op in copied} <= {buffer.tensor for buffer in program.buffers}
     assert set(copied) <= set(program.in_place.extra_traffic)

@@ -57,6 +57,10 @@ def _scanned(x: Any, weights: Any) -> Any:
     return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
 
 
+def _dropped(x: Any, w: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(jax.random.key(0), 0.9, x.shape), x @ w, 0)
+
+
 def _centred(found: Compiled) -> bool:
     first = next(one for one in found.kernels() if found.holds(one, "subtract"))
     return is_matmul(found, first) and f"f32[{BATCH},{LENGTH},{LENGTH}]" in first.shape
@@ -123,6 +127,13 @@ PROBES = (
         programs=(Program(fn=lambda x, w, b: jnp.tanh(x @ w) + b, args=(X, X, X)),),
         shows="an activation and a sum are computed in the matmul whose result they take",
         seen=lambda found: len(found.kernels()) == 1 and found.holds(found.kernels()[0], "tanh", "convolution"),
+    ),
+    Probe(
+        of="random-bits-fusion",
+        topology="v5e:1x1",
+        programs=(Program(fn=_dropped, args=(X, X)),),
+        shows="a matmul draws the random bits by which its result is dropped",
+        seen=lambda found: any(found.holds(one, "convolution", "xor") for one in found.kernels()),
     ),
     Probe(
         of="scatter-initialization",

@@ -10,6 +10,7 @@ from jax import lax
 
 from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text
 
+WINDOWS, TOKENS = 256, 49
 LAYERS, BATCH, LENGTH, HEADS, QUERIES, WIDTH = 4, 8, 2048, 8, 4, 128
 CACHE = (LAYERS, BATCH, LENGTH, HEADS, WIDTH)
 STACK_BYTES = 2 * LAYERS * BATCH * LENGTH * HEADS * WIDTH
@@ -55,6 +56,11 @@ def _by_chunks(x: Any, w: Any) -> Any:
     """A recurrence over chunks of what a matmul makes, its heads outside of the positions of a chunk."""
     chunks = jnp.transpose((x @ w).reshape(BATCH, LENGTH // 64, 64, HEADS, WIDTH), (1, 0, 3, 2, 4))
     return lax.scan(lambda total, chunk: (0.9 * total + chunk, total.sum()), jnp.zeros_like(chunks[0]), chunks)
+
+
+def _windowed(q: Any, k: Any) -> Any:
+    """The products of queries and keys, and an activation of them."""
+    return jnp.tanh(jnp.einsum("nhqd,nhkd->nhqk", q, k))
 
 
 def convolved(x: Any, *windows: Any) -> Any:
@@ -122,6 +128,22 @@ PROBES = (
         ),
     ),
     Probe(
+        of="large-rows",
+        topology="v5e:1x1",
+        programs=tuple(
+            Program(
+                fn=lambda table, rows: jnp.take(table, rows, axis=0, mode="clip"),
+                args=(Array(shape=(32, rows, 1024), dtype=jnp.float32), Array(shape=(16,), dtype=jnp.int32)),
+            )
+            for rows in (256, 512)
+        ),
+        shows="rows of 262,144 elements are looked up in one kernel, of twice as many in a table cut in two",
+        seen=lambda small, large: (
+            [len(found.kernels()) for found in (small, large)] == [2, 5]
+            and any(one.shape.count(dims_text(32, 512, 512)) == 2 for one in large.kernels())
+        ),
+    ),
+    Probe(
         of="scattered-rows",
         topology="v5e:1x1",
         programs=(GRADIENT,),
@@ -150,6 +172,17 @@ PROBES = (
         seen=lambda few, many: all(
             any(found.holds(one, "convolution") and one.shape.startswith(lies) for one in found.kernels())
             for found, lies in ((few, "bf16[16,64,64,32]{3,0,2,1:"), (many, "bf16[64,64,64,32]{0,3,2,1:"))
+        ),
+    ),
+    Probe(
+        of="dot-layout",
+        topology="v5e:1x1",
+        programs=(Program(fn=_windowed, args=(Array(shape=(WINDOWS, HEADS, TOKENS, 32)),) * 2),),
+        shows="scores of 49 queries and keys lie in tiles of these, however many windows there are",
+        seen=lambda found: any(
+            one.shape.startswith(f"bf16{dims_text(WINDOWS, HEADS, TOKENS, TOKENS)}{{{order},1,0:")
+            for one in found.kernels()
+            for order in ("3,2", "2,3")
         ),
     ),
     Probe(

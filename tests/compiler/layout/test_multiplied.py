@@ -1,12 +1,15 @@
-"""Which tensors lie as convolutions lay them on a TPU, and what that takes."""
+"""Which tensors lie as convolutions and products of matrices lay them on a TPU, and what that takes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from planner.compiler.layout.convolved import InTiles, Order
+from planner.compiler.layout.multiplied import InTiles, Order
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
@@ -15,7 +18,7 @@ from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
 IMAGES, SIDE, FEATURES = 16, 64, 32
-IMAGE = InTiles(first=0, second=3)
+IMAGE = InTiles(first=(0,), second=(3,))
 
 
 def _loss(window: jax.Array, x: jax.Array) -> jax.Array:
@@ -43,7 +46,7 @@ def test_what_convolutions_read_and_make_lies_in_tiles_of_batch_and_features_and
     found = _orders(on_tpu=True)
     assert found["tanh"] == found["reduce_window_max"] == found["cos"] == found["select_and_scatter_add"] == {IMAGE}
     # That of the image, and that of the gradient of its window.
-    assert found["conv_general_dilated"] == {IMAGE, InTiles(first=2, second=3)}
+    assert found["conv_general_dilated"] == {IMAGE, InTiles(first=(2,), second=(3,))}
     assert "reduce_sum" not in found
     assert not _orders(on_tpu=False)
 
@@ -83,4 +86,49 @@ def test_a_stack_of_images_lies_as_they_do() -> None:
     stacks = [op.results[0] for op in graph.of_kinds(("loop_stack",))]
     saved = [stack for stack in stacks if graph.tensors[stack].aval.shape[1] == IMAGES]
     assert saved
-    assert {orders.get(stack) for stack in saved} == {InTiles(first=1, second=4)}
+    assert {orders.get(stack) for stack in saved} == {InTiles(first=(1,), second=(4,))}
+
+
+WINDOWS, HEADS, TOKENS, WIDTH = 256, 4, 49, 32
+SCORES = InTiles(first=(2,), second=(3,))
+
+
+def _attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.sin(jnp.einsum("nqhd,nkhd->nhqk", jnp.sin(q), k)).reshape(2, -1, HEADS, TOKENS, TOKENS)
+    return jnp.einsum("gnhqk,gnkhd->gnqhd", jnp.cos(scores), v.reshape(2, -1, *v.shape[1:]))
+
+
+def _results(fn: Callable[..., Any], *args: Any) -> list[tuple[str, Order | None]]:
+    """The ops of a function, in order, and how their results lie."""
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    found = compiled(graph, group_ops(graph), TPU).row_major
+    return [(op.kind, found.get(op.results[0])) for op in graph.ops if op.results]
+
+
+def test_batches_lie_outside_of_the_tiles_that_a_product_reads_and_makes() -> None:
+    array = jax.ShapeDtypeStruct((WINDOWS, TOKENS, HEADS, WIDTH), jnp.float32)
+    found = _results(_attention, array, array, array)
+    # A query is read in tiles of features and positions.
+    assert found[0] == ("sin", InTiles(first=(3,), second=(1,)))
+    orders = dict(found[1:])
+    assert orders["sin"] == InTiles(first=(3,), second=(2,))
+    # With two dims outside of the heads.
+    assert orders["cos"] == InTiles(first=(4,), second=(3,))
+
+
+def test_scores_of_few_positions_fill_up_their_tiles() -> None:
+    shape = (WINDOWS, HEADS, TOKENS, TOKENS)
+    assert row_bytes(shape, 4.0, SCORES) == 4 * WINDOWS * HEADS * 56 * 128
+    assert tiled_bytes(shape, 4.0) == 4 * WINDOWS * HEADS * TOKENS**2
+    # Of several dims that an operand keeps those lie in tiles that fill them best.
+    assert row_bytes((WINDOWS, TOKENS, 384), 4.0, InTiles(first=(0, 1), second=(2,))) == 4 * WINDOWS * TOKENS * 384
+
+
+def test_a_product_reads_a_slice_of_an_argument_as_it_lies() -> None:
+    def fn(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    args = (jax.ShapeDtypeStruct((256, 512), jnp.bfloat16), jax.ShapeDtypeStruct((4, 512, 512), jnp.bfloat16))
+    orders = dict(_results(fn, *args))
+    assert orders["loop_slice"] is None
+    assert orders["dot_general"] == InTiles(first=(0,), second=(1,))
