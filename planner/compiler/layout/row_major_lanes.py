@@ -7,9 +7,13 @@ passes make of such rows, or such rows of, element by element, lies as they do: 
 a graph every pass moves 16 times their bytes, and of layers that save them for the backward pass each stack takes as much
 more memory.
 
-Not so where what a matmul makes takes part, such as features of edges that are added to those of nodes: the rows are copied
-to lie as that does, and the result is copied to be scattered. So are rows of several dims that are saved for the backward
-pass and read beside such a tensor. The backward pass copies what was saved otherwise where it needs it in rows.
+What a Pallas kernel reads and writes lies so, too: its layouts are those of the kernel's blocks, and a matmul writes its
+operands in them. So do the stacks that loops save of it, such as queries, keys and values with 64 features for the
+backward kernels of an attention, which take twice their bytes.
+
+Not so where rows are read beside what a matmul makes, such as features of edges that are added to those of nodes: the rows
+are copied to lie as that does, and the result is copied to be scattered. So are rows of several dims that are saved for the
+backward pass and read beside such a tensor. The backward pass copies what was saved otherwise where it needs it in rows.
 Seen in schedules of libtpu 0.0.42.
 """
 
