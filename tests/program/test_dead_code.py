@@ -9,32 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import pallas as pl
 
 from planner.program.jaxpr.bodies import equations_of
 from planner.program.jaxpr.dead_code import without_dead_code, without_dead_kernels
 from planner.program.tracing.trace import trace
 from planner.transforms.apply import in_microbatches
 from planner.transforms.batch import batch_of
+from tests.transforms.batch_programs import doubled_rows
 
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
 
-def _doubled(x: jax.Array) -> jax.Array:
-    def kernel(x: Any, out: Any) -> None:
-        out[...] = 2 * x[...]
-
-    spec = pl.BlockSpec((1, x.shape[1]), lambda i: (i, 0))
-    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return pl.pallas_call(kernel, grid=x.shape[:1], in_specs=[spec], out_specs=spec, out_shape=shape, interpret=True)(x)
-
-
 @jax.custom_vjp
 def _differentiable(x: jax.Array) -> jax.Array:
-    return _doubled(x)
+    return doubled_rows(x)
 
 
-_differentiable.defvjp(lambda x: (_doubled(x), None), lambda _, g: (_doubled(g),))
+_differentiable.defvjp(lambda x: (doubled_rows(x), None), lambda _, g: (doubled_rows(g),))
 
 
 def _names(jaxpr: Any) -> list[str]:
@@ -42,7 +33,7 @@ def _names(jaxpr: Any) -> list[str]:
 
 
 def _unread(x: jax.Array) -> jax.Array:
-    _doubled(jnp.sin(x))
+    doubled_rows(jnp.sin(x))
     return jnp.cos(x)
 
 
@@ -59,7 +50,7 @@ def test_kernels_that_nothing_reads_are_dropped_with_what_they_read(fn: Any) -> 
 
 
 def test_kernels_that_are_read_stay() -> None:
-    traced = jax.make_jaxpr(lambda x: _doubled(x) + 1)(X)
+    traced = jax.make_jaxpr(lambda x: doubled_rows(x) + 1)(X)
     assert without_dead_kernels(traced) is traced
 
 

@@ -210,7 +210,7 @@ def orthogonalised(p: Params, x: jax.Array) -> Any:
     return jax.tree.map(step, p, grads), value
 
 
-def _doubled_rows(x: jax.Array) -> jax.Array:
+def doubled_rows(x: jax.Array) -> jax.Array:
     def kernel(x: Any, out: Any) -> None:
         out[...] = 2 * x[...]
 
@@ -230,12 +230,12 @@ _product = rule_for(_opaque_product, "b i, i j -> b j | reduce i")
 @jax.custom_vjp
 def kernels(x: jax.Array, w: jax.Array) -> jax.Array:
     """A Pallas kernel, and one with a rule of its user's, which sums over the batch for the gradient."""
-    return _product(_doubled_rows(x), w)
+    return _product(doubled_rows(x), w)
 
 
 kernels.defvjp(
     lambda x, w: (kernels(x, w), (x, w)),
-    lambda saved, g: (_doubled_rows(_product(g, saved[1].T)), _product(_doubled_rows(saved[0]).T, g)),
+    lambda saved, g: (doubled_rows(_product(g, saved[1].T)), _product(doubled_rows(saved[0]).T, g)),
 )
 
 

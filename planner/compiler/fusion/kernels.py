@@ -26,6 +26,7 @@ from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_
 from planner.compiler.fusion.softmax_gpu import rows_kept
 from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.compiler.layout.gather_tables import (
+    LOOKUPS,
     MOST_WASTED,
     MOST_WASTED_SCATTERED,
     LargeRows,
@@ -58,7 +59,6 @@ all that stands beside it (see `working_sets`)."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
-GATHERS = kinds_where(lambda row: row.picks and not row.fused)
 SCATTERS = kinds_where(lambda row: row.by_hand == "barrier")
 SOON = 16
 """Kernels from the one that makes a tensor to the last that reads it, for it to stay on the chip."""
@@ -511,11 +511,11 @@ class _Homes:
         What passes or other lookups make, such as images that are resized, they make in parts, and leave so.
         """
         graph, op = self.graph, self.graph.ops[kernel.op]
-        if not kernel.anchor or op.kind not in GATHERS or not self.compiler.runs("large-rows"):
+        if not kernel.anchor or op.kind not in LOOKUPS or not self.compiler.runs("large-rows"):
             return
         maker, rows = graph.maker(op.operands[0]), large_rows(graph, op)
         passes = maker is not None and maker.kind not in BOUNDARY and self.walk.fused[maker.id]
-        if rows is not None and not passes and (maker is None or maker.kind not in GATHERS):
+        if rows is not None and not passes and (maker is None or maker.kind not in LOOKUPS):
             placement = self.walk.grouping.placements[op.id]
             table = self.access(op.operands[0], placement.operands[0], number)
             found = self.access(op.results[0], placement.results[0], number)

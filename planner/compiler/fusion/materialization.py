@@ -62,7 +62,7 @@ def materialized_by_fusion(
     kept = [tensor.producer is None for tensor in graph.tensors]
     sizes = [tensor.aval.size for tensor in graph.tensors]
     needs: list[Need] = [_need(op, of) for op, of in zip(graph.ops, fused, strict=True)]
-    taken_in = _taken_in(graph)
+    stored = {*stored, *_taken_in(graph)}
     costly: set[int] = set()
     after_extreme: set[int] = set()
     slow: set[int] = set()
@@ -103,7 +103,6 @@ def materialized_by_fusion(
                 not passing
                 or tensor in graph.returned
                 or tensor in stored
-                or tensor in taken_in
                 or _must_be_stored(graph, tensor, needs, hard)
             ):
                 store(tensor)

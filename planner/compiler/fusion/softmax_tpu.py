@@ -63,8 +63,7 @@ def _cut_out(graph: Graph, tensor: int) -> bool:
     if op is None or not traits(op.kind).moves or len(op.operands) != 1:
         return False
     whole, part = (graph.tensors[t].aval for t in (*op.operands, op.results[0]))
-    along_first = op.params["axis"] == 0 if len(part.shape) < len(whole.shape) else whole.shape[0] > part.shape[0]
-    return whole.size > part.size and along_first
+    return whole.size > part.size and whole.shape[0] > part.shape[0]
 
 
 def _widened(graph: Graph, tensor: int) -> bool:

@@ -18,6 +18,7 @@ from planner.program.dataflow import source_through
 from planner.program.graph import Graph, Op
 from planner.rules.primitives import kinds_where, traits
 
+LOOKUPS = kinds_where(lambda row: row.picks and not row.fused)
 MOST_WASTED = 128 * 2**20
 """Bytes of padding for which arrays are laid out by rows."""
 MOST_WASTED_SCATTERED = 464 * 2**20
@@ -99,7 +100,7 @@ def large_rows(graph: Graph, op: Op) -> tuple[LargeRows, LargeRows] | None:
 def gathered_rows(graph: Graph, narrow: NarrowReads) -> dict[int, Rows]:
     """What may be copied for lookups in arguments, by op; outside of loops."""
     found: dict[int, Rows] = {}
-    for op in graph.of_kinds(kinds_where(lambda row: row.picks and not row.fused)):
+    for op in graph.of_kinds(LOOKUPS):
         table = _argument(graph, op)
         if op.region or table is None:
             continue

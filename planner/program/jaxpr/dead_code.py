@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.extend.core as jex_core
 from jax.interpreters import partial_eval
 
 from planner.program.jaxpr.bodies import opened, with_bodies, with_fields
+from planner.program.jaxpr.variables import variables_in
 
 KERNEL = "pallas_call"
 
@@ -33,19 +33,15 @@ def without_dead_kernels(jaxpr: Any) -> Any:
     Bodies included, all of whose results count as read; the same object where there are no such kernels.
     """
     body = opened(jaxpr)
-    read = _variables(body.outvars)
+    read = variables_in(body.outvars)
     eqns: list[Any] = []
     for eqn in reversed(body.eqns):
         live = bool(eqn.effects) or not read.isdisjoint(eqn.outvars)
         if live:
-            read |= _variables(eqn.invars)
+            read |= variables_in(eqn.invars)
         if live or eqn.primitive.name != KERNEL:
             eqns.append(with_bodies(eqn, lambda inner, _: without_dead_kernels(inner)))
     eqns.reverse()
     if len(eqns) == len(body.eqns) and all(new is old for new, old in zip(eqns, body.eqns, strict=True)):
         return jaxpr
     return with_fields(jaxpr, eqns=eqns)
-
-
-def _variables(atoms: Any) -> set[Any]:
-    return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}

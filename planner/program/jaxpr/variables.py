@@ -39,3 +39,8 @@ def fresh_var(var: Any) -> Any:
 def is_on_host(var: Any) -> bool:
     """Whether an array lies in the memory of the host."""
     return getattr(var.aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def variables_in(atoms: Iterable[Any]) -> set[Any]:
+    """The variables among some atoms."""
+    return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}

@@ -159,7 +159,7 @@ def test_what_a_pass_does_not_compute_on_the_way_stands(
 
 
 @pytest.mark.parametrize("compiler", [GPU, TPU], ids=["gpu", "tpu"])
-def test_a_loop_reads_what_it_takes_in_from_memory_however_turned(compiler: CompilerModel) -> None:
+def test_transposed_operands_of_a_loop_are_materialized(compiler: CompilerModel) -> None:
     """A lookup of words, in the order of time: every trip reads the rows of one, not the table."""
 
     def fn(table: jax.Array, ids: jax.Array) -> jax.Array:

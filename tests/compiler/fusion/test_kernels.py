@@ -109,7 +109,7 @@ def test_a_matmul_adds_its_result_to_a_slice_of_an_accumulator() -> None:
     assert shapes == [whole]
 
 
-def test_a_matmul_goes_on_with_what_smaller_kernels_behind_it_make() -> None:
+def test_a_matmul_fuses_ops_that_read_results_of_later_smaller_kernels() -> None:
     """Such as a bias of relative positions: what makes it runs before the matmul then."""
 
     def fn(x: jax.Array, up: jax.Array, of_bias: jax.Array) -> jax.Array:

@@ -44,7 +44,7 @@ def test_only_a_tpu_computes_bits_of_threefry_where_they_are_read(
     assert program.materialized[bits] == stored
 
 
-def test_the_bits_behind_a_matmul_are_drawn_in_its_kernel() -> None:
+def test_random_bits_read_after_a_matmul_are_drawn_in_its_kernel() -> None:
     key = jax.eval_shape(lambda: jax.random.key(0))
     graph = build_graph(trace(lambda x, w, key: _dropped(x, w, key) @ w, (X, W, key)), while_trips=1.0)
     kernels = kernels_of(compiled(graph, group_ops(graph), TPU))

@@ -19,7 +19,7 @@ from planner.program.jaxpr.bodies import closed, opened, with_fields
 from planner.program.jaxpr.calls import equations_by, variable
 from planner.program.jaxpr.dead_code import without_dead_code
 from planner.program.jaxpr.microbatch.slicing import PartWriter, part_variable, put_back, stacked
-from planner.program.jaxpr.variables import fresh_var
+from planner.program.jaxpr.variables import fresh_var, variables_in
 
 NARROW = ("bfloat16", "float16")
 
@@ -53,11 +53,6 @@ def microbatched(batch: Batch, count: int) -> Any:
     left = [var for var in made if var in needed and var not in whole and var not in there and var not in late]
     eqns = [*before, *loop.equations(left, made), *after_loop]
     return with_fields(jaxpr, eqns=eqns)
-
-
-def variables_in(atoms: Iterable[Any]) -> set[Any]:
-    """Those among some atoms."""
-    return {atom for atom in atoms if not isinstance(atom, jex_core.Literal)}
 
 
 def read_by(eqns: Iterable[Any]) -> set[Any]:

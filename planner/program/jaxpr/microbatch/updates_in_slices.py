@@ -18,9 +18,9 @@ from jax import lax
 from planner.program.batch_parts import Batch, Part
 from planner.program.jaxpr.bodies import body_of, closed, opened, put_body, structure_of, with_fields
 from planner.program.jaxpr.calls import equations_by, variable
-from planner.program.jaxpr.microbatch.loop import adding, part_jaxpr, read_by, variables_in
+from planner.program.jaxpr.microbatch.loop import adding, part_jaxpr, read_by
 from planner.program.jaxpr.microbatch.slicing import NotInParts, PartWriter
-from planner.program.jaxpr.variables import all_named
+from planner.program.jaxpr.variables import all_named, variables_in
 
 Space = jax.memory.Space
 
