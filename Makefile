@@ -86,7 +86,7 @@ conformance: $(STAMP) ## JAX's own primitive cases planned, run and compared; ev
 	$(BIN)/python -m tests.conformance.conformance --workers $(JOBS) --record benchmarks/results/conformance.json
 
 fuzz: $(STAMP) ## generated programs (COUNT=5000) and plan files, many more than in the fast tests, others every time
-	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/pricing/test_reshard.py tests/plan_file/test_mutated_files.py
+	$(BIN)/python -m pytest -n $(JOBS) -m slow tests/programs/test_programs.py tests/pricing/reshards/test_reshard.py tests/plan_file/test_mutated_files.py
 	FUZZ_COUNT=$(COUNT) $(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics tests/programs/fuzz.py
 
 hazards: $(STAMP) ## every split the planner offers of every op, compiled and run: is any computed wrongly? (hours)

@@ -18,7 +18,7 @@ from planner.compiler.model import CompilerModel
 from planner.emit.by_hand import by_hand, chosen_split, may_be_by_hand, read_from_operands
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.specs import to_spec
-from planner.pricing.reshard import Step
+from planner.pricing.reshards.reshard import Step
 from planner.program.graph import Op
 from planner.program.slots import Slot, operand_slot, result_slot
 from planner.rules.primitives import kinds_where, traits

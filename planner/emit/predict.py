@@ -14,10 +14,10 @@ from planner.emit.by_hand import ADDING, by_hand, chosen_split
 from planner.prediction import Collective, Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.instance import Instance
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
+from planner.pricing.memory.rematerialization import compiled_peak
 from planner.pricing.op_cost import fetches
-from planner.pricing.rematerialization import compiled_peak
-from planner.pricing.shares import SUMMING
+from planner.pricing.reshards.shares import SUMMING
 from planner.program.dataflow import lifted, outermost
 from planner.program.graph import Graph
 from planner.program.slots import read_in

@@ -16,7 +16,7 @@ from pbqp.vectors import Floats
 from planner.decisions.decision_graph import Node, Transfer
 from planner.pricing.assignment import Chosen
 from planner.pricing.instance import Instance
-from planner.pricing.reshard import Step
+from planner.pricing.reshards.reshard import Step
 
 COMPUTING = "computing"
 FEEDING = "feeding"

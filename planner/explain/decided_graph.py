@@ -31,7 +31,7 @@ from planner.prediction import Collective
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.specs import spec_of, spec_text
 from planner.pricing.op_cost import fetches, kernel_traffic
-from planner.pricing.reshard import Step
+from planner.pricing.reshards.reshard import Step
 from planner.program.graph import Op
 from planner.rules.primitives import kinds_where
 from planner.rules.rule import Dims

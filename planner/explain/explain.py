@@ -32,8 +32,8 @@ from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.pins import base_name, close_names, matcher
 from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
-from planner.pricing.memory import MemoryModel
-from planner.pricing.reshard import local_bytes
+from planner.pricing.memory.memory_model import MemoryModel
+from planner.pricing.reshards.reshard import local_bytes
 from planner.program.graph import Aval
 from planner.rules.rule import Dims
 from planner.search.problem import PlanningProblem

@@ -9,7 +9,7 @@ from typing import Literal
 
 from planner.explain.breakdown import COMPUTING, FEEDING, STORING, Part, differences
 from planner.pricing.assignment import Chosen
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.units import quantity
 
 ABOUT = 0.05

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from planner.decision import Request
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.mesh import mesh_text
 from planner.program.spec_entries import parts_over
 from planner.units import quantity

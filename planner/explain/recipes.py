@@ -32,7 +32,7 @@ from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.build_instance import state
 from planner.pricing.instance import Instance
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.mesh import Mesh, Shape
 from planner.search.problem import PlanningProblem, terms_of
 from planner.search.within_limit import OVER, LimitSearch

@@ -18,7 +18,7 @@ from planner.plan_file.treedef import json_of_tree
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.strategies import SEARCHED_AXES
-from planner.pricing.donation import donations
+from planner.pricing.memory.donation import donations
 from planner.pricing.mesh import Shape
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint

@@ -30,7 +30,7 @@ from planner.plans.finalize import decide
 from planner.pricing.candidates.pins import check_pins
 from planner.pricing.candidates.specs import spec_text
 from planner.pricing.instance import Instance
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.mesh import Shape, mesh_text, shape_key
 from planner.printing.parts import Part
 from planner.printing.printed import Printed

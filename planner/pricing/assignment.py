@@ -18,8 +18,8 @@ from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
-from planner.pricing.reshard import Step, reshard_steps
-from planner.pricing.shares import SUMMING, Shares, counted_kind, hideable, times_larger
+from planner.pricing.reshards.reshard import Step, reshard_steps
+from planner.pricing.reshards.shares import SUMMING, Shares, counted_kind, hideable, times_larger
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.rule import Dims

@@ -24,7 +24,7 @@ from planner.pricing.host_feeding import Feeding
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work, group_work
-from planner.pricing.reshard import Patterns
+from planner.pricing.reshards.reshard import Patterns
 from planner.program.graph import Body
 from planner.rules.op_work import body_of
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from cost_models import Topology
 from pbqp.vectors import Floats
 from planner.decisions.host_inputs import Input
-from planner.pricing.reshard import Locations, local_bytes
+from planner.pricing.reshards.reshard import Locations, local_bytes
 from planner.program.graph import Aval
 
 COUNTED = 1 / 20

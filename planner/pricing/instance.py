@@ -28,8 +28,8 @@ from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
-from planner.pricing.reshard import Locations, Patterns, Step, local_bytes, patterns_of
-from planner.pricing.shares import ALL, COUNTED, SUMMING, Shares, counted_kind, hideable, only, shares_of
+from planner.pricing.reshards.reshard import Locations, Patterns, Step, local_bytes, patterns_of
+from planner.pricing.reshards.shares import ALL, COUNTED, SUMMING, Shares, counted_kind, hideable, only, shares_of
 from planner.pricing.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval, Body
 from planner.rules.rule import Dims

@@ -27,8 +27,8 @@ from planner.compiler.simplify.convert_mover import is_by_vector
 from planner.decisions.groups import Group, Grouping
 from planner.pricing.candidates.strategies import Strategies
 from planner.pricing.mesh import Mesh
-from planner.pricing.reshard import Locations, local_bytes
-from planner.pricing.reshard_alternatives import holds_several
+from planner.pricing.reshards.alternatives import holds_several
+from planner.pricing.reshards.reshard import Locations, local_bytes
 from planner.pricing.tpu_tiles import copied_for_rows, in_argument_order, local_tiled_bytes
 from planner.program.graph import Graph, Op
 from planner.rules.kernels.kernel_parts import kernel_of

@@ -17,7 +17,7 @@ from pbqp.vectors import Floats, distinct_lines
 from planner.compiler.layout.gather_tables import LargeRows, Rows, lies_by_rows
 from planner.compiler.layout.multiplied import InTiles, Order
 from planner.compiler.layout.tiles import TILE_LANES, TILE_ROWS
-from planner.pricing.reshard_alternatives import Locations, local_extents
+from planner.pricing.reshards.alternatives import Locations, local_extents
 
 SCALAR_BYTES = 512.0
 

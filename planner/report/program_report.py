@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.explain.op_graph import OpGraph
 from planner.folded import fold_numbers
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 
 Node = Mapping[str, Any]
 """The attributes of a node of the op graph."""

@@ -22,7 +22,7 @@ from pbqp.smaller.quotient import describe_sharing, solve_shared
 from pbqp.smaller.smaller import Chain, floor_of
 from pbqp.solution import RELATIVE_TOLERANCE, Solution
 from planner.pricing.instance import Instance
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.search.least_memory import GAP, Aim, Least, least_memory
 from planner.search.narrow import narrow
 from planner.search.shared_layers import SharedInstance

@@ -15,7 +15,7 @@ from planner.decision import OPTIMAL_GAP
 from planner.errors import InfeasibleError, PinError
 from planner.pricing.candidates.strategies import Strategies
 from planner.pricing.instance import Instance
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.mesh import Shape
 from planner.search.best_on_mesh import Candidate
 

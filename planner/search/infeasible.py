@@ -23,8 +23,8 @@ from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
 from planner.errors import InfeasibleError, MeshError, Offer, PinError
 from planner.pricing.assignment import Chosen
-from planner.pricing.donation import donations
-from planner.pricing.memory import MemoryModel, whole_bytes
+from planner.pricing.memory.donation import donations
+from planner.pricing.memory.memory_model import MemoryModel, whole_bytes
 from planner.search.least_memory import Aim, Least, charged, least_memory
 from planner.search.problem import PlanningProblem
 from planner.units import quantity

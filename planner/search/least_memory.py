@@ -29,7 +29,7 @@ from pbqp.options import SolveOptions
 from pbqp.problem import Edge, Problem
 from pbqp.smaller.quotient import solve_shared
 from pbqp.vectors import Floats
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 
 WEIGHT_ROUNDS = 40
 GAP = 0.01

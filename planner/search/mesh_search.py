@@ -32,7 +32,7 @@ from planner.decision import Tried
 from planner.errors import InfeasibleError
 from planner.machine.cores import usable_cores
 from planner.options import UNITS, Options, Progress
-from planner.pricing.memory import whole_bytes
+from planner.pricing.memory.memory_model import whole_bytes
 from planner.pricing.mesh import Shape, ShapeKey, shape_key
 from planner.program.tracing.gc_pause import paused
 from planner.rules.op_work import has_work_of_shapes

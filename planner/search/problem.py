@@ -25,7 +25,7 @@ from planner.pricing.candidates.pins import Pins, match_pins, pinned_dims
 from planner.pricing.host_feeding import Feeding, feeding_of
 from planner.pricing.instance import Instance
 from planner.pricing.mesh import Mesh, Shape, make_mesh
-from planner.pricing.reshard import Patterns
+from planner.pricing.reshards.reshard import Patterns
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.gc_pause import paused

@@ -33,7 +33,7 @@ from pbqp.problem import Problem
 from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
 from pbqp.vectors import Floats
-from planner.pricing.memory import LEFT_OUT, MemoryModel
+from planner.pricing.memory.memory_model import LEFT_OUT, MemoryModel
 from planner.search.least_memory import Aim, Least, best_mixture, least_memory, peaks
 
 FIRST_PRICE = 0.01

@@ -11,7 +11,7 @@ from planner.decision import Decision
 from planner.errors import PinError
 from planner.pricing.candidates.pins import exactly, matcher, pinned_dims
 from planner.pricing.mesh import Shape
-from planner.pricing.reshard import reshard_steps
+from planner.pricing.reshards.reshard import reshard_steps
 from planner.request.layouts import leaves_of
 from planner.request.matching_arrays import SharedArrays
 from planner.request.resolve import PlanRequest

@@ -25,7 +25,7 @@ from planner.errors import ArgumentError
 from planner.options import Share
 from planner.pricing.assignment import Chosen
 from planner.pricing.build_instance import Terms, state
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.search.best_on_mesh import Outcome, free_plan
 from planner.search.shared_layers import SharedInstance
 from tests.problems import ALIKE, small_problem

@@ -8,7 +8,7 @@ import pytest
 
 from pbqp.deadline import Deadline
 from pbqp.options import GAP, SolveOptions
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.search.best_on_mesh import Outcome, Postponed, free_plan
 from planner.search.shared_layers import SharedInstance
 from planner.search.within_limit import OVER

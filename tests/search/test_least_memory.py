@@ -17,7 +17,7 @@ from pbqp.deadline import Deadline
 from pbqp.options import SolveOptions
 from pbqp.smaller.quotient import solve_shared
 from planner.machine.target import resolve
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.program.tracing.trace import trace
 from planner.search import least_memory as module
 from planner.search.best_on_mesh import Outcome, best_of_peak, least_plan

@@ -9,7 +9,7 @@ import pytest
 
 from planner.errors import InfeasibleError
 from planner.options import Options
-from planner.pricing.memory import whole_bytes
+from planner.pricing.memory.memory_model import whole_bytes
 from planner.pricing.mesh import shape_key
 from planner.search.infeasible import with_reason
 from planner.search.mesh_search import SearchOptions, SearchResult, search

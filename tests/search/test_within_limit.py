@@ -11,7 +11,7 @@ import pytest
 from pbqp.deadline import Deadline
 from pbqp.options import SolveOptions
 from pbqp.smaller.quotient import solve_shared
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.search.within_limit import OVER, LimitSearch
 from tests.problems import small_problem
 

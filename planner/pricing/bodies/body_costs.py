@@ -27,7 +27,7 @@ from planner.pricing.assignment import Chosen
 from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Strategies
 from planner.pricing.instance import Instance
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work, in_memory, local_bytes_of
 from planner.program.graph import Body, Op

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.decisions.groups import Group, Grouping
-from planner.pricing.reshard import Locations
+from planner.pricing.reshards.reshard import Locations
 from planner.rules.rule import Dim, Dims
 
 SEARCHED_AXES = 3

@@ -13,7 +13,7 @@ from jax import lax
 
 from planner.compiler.analysis import Model, model_of
 from planner.compiler.targets.table import TPU
-from planner.pricing.memory import whole_bytes
+from planner.pricing.memory.memory_model import whole_bytes
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 

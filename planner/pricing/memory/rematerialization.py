@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.compiler.analysis import Model
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel
 
 WANTED_SHARE = 0.80
 SLOP = 0.95

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from cost_models import Roofline, Topology, objective, parse_topology
 from planner.pricing.candidates.specs import Layout, layout_of, to_spec
 from planner.pricing.mesh import Mesh, make_mesh
-from planner.pricing.reshard import Patterns, Step, patterns_of, reshard_steps
-from planner.pricing.shares import ALL, COUNTED, SUMMING
+from planner.pricing.reshards.reshard import Patterns, Step, patterns_of, reshard_steps
+from planner.pricing.reshards.shares import ALL, COUNTED, SUMMING
 from planner.verify.hlo.collectives import read_collectives
 
 MESHES: tuple[Mapping[str, int], ...] = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2})

@@ -32,8 +32,8 @@ import numpy.typing as npt
 from pbqp.vectors import Floats
 from planner.pricing.candidates.specs import Layout
 from planner.pricing.mesh import COLLECTIVES, Mesh
-from planner.pricing.reshard_alternatives import APART, PLAIN, WAYS, Locations, ways_of
-from planner.pricing.shares import BY_SUM, GATHER, Shares
+from planner.pricing.reshards.alternatives import APART, PLAIN, WAYS, Locations, ways_of
+from planner.pricing.reshards.shares import BY_SUM, GATHER, Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

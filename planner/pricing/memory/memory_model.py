@@ -25,10 +25,10 @@ from pbqp.vectors import Floats, Indices
 from planner.compiler.analysis import Model
 from planner.compiler.schedule.live_ranges import Beside, Holdings, TensorForm
 from planner.decisions.decision_graph import Transfer
-from planner.pricing.copy_classes import Classes, Pairs, classes_of
 from planner.pricing.instance import Instance
+from planner.pricing.memory.copy_classes import Classes, Pairs, classes_of
 from planner.pricing.op_cost import stays_on_chip
-from planner.pricing.reshard_alternatives import holds_several, local_extents
+from planner.pricing.reshards.alternatives import holds_several, local_extents
 
 LEFT_OUT = 1e-3
 """The smallest fetched copies of a point of the schedule are left out of its row as long as they are at most this share of

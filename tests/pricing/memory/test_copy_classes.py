@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.compiler.schedule.live_ranges import Beside
-from planner.pricing.copy_classes import Classes, needed
-from planner.pricing.memory import MemoryModel
+from planner.pricing.memory.copy_classes import Classes, needed
+from planner.pricing.memory.memory_model import MemoryModel
 from tests.problems import small_problem
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from benchmarks.problems import least_time
 from pbqp.problem import Problem
 from planner.machine.target import resolve
-from planner.pricing.memory import LEFT_OUT, MemoryModel, whole_bytes
+from planner.pricing.memory.memory_model import LEFT_OUT, MemoryModel, whole_bytes
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.trace import trace
 from planner.search.problem import planning_problem

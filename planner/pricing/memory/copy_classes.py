@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pbqp.vectors import Floats, Indices, distinct_lines
 from planner.compiler.schedule.live_ranges import Beside, TensorForm
 from planner.pricing.instance import Instance
-from planner.pricing.reshard import Locations
+from planner.pricing.reshards.reshard import Locations
 
 
 class Classes(NamedTuple):
