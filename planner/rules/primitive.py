@@ -29,7 +29,7 @@ class MatrixProduct(NamedTuple):
 
 
 ProductFunction = Callable[[Sequence[Sequence[Extents]], Mapping[str, Any]], MatrixProduct]
-"""From the shapes of an op's operands, and its params."""
+"""From the shapes of an op's operands and result, and its params."""
 ONE = np.ones(1)
 
 
@@ -45,14 +45,14 @@ def dot_product(shapes: Sequence[Sequence[Extents]], params: Mapping[str, Any]) 
 
 
 def convolution_product(shapes: Sequence[Sequence[Extents]], params: Mapping[str, Any]) -> MatrixProduct:
-    """That of a convolution, once for every pair of places; a window as wide as its image, as of a kernel's gradient,
-    is contracted as well.
+    """That of a convolution, once for every pair of places; a window of more places than the result has, as of a kernel's
+    gradient or of patches, is contracted as well.
     """
     numbers = params["dimension_numbers"]
-    image, kernel = shapes[0], shapes[1]
+    image, kernel, result = shapes
     contracted = kernel[numbers.rhs_spec[1]]
-    for extent, width in zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], strict=True):
-        contracted = contracted * np.where(2 * kernel[width] > image[extent], kernel[width], 1.0)
+    for place, width in zip(numbers.out_spec[2:], numbers.rhs_spec[2:], strict=True):
+        contracted = contracted * np.where(kernel[width] > result[place], kernel[width], 1.0)
     return MatrixProduct(contracted=contracted, rows=image[numbers.lhs_spec[0]], columns=kernel[numbers.rhs_spec[0]])
 
 

@@ -110,8 +110,9 @@ class Front:
         )
         self._again: Floats = np.array(
             [
-                parts * crossing.length * math.fsum(step_seconds(step, chip) for step in value.steps)
+                parts * crossing.length * (math.fsum(step_seconds(step, chip) for step in value.steps) + apart)
                 for crossing, value in self._values
+                for apart in [_apart_seconds(crossing, value, chip)]
             ]
         )
         self._flops: Floats = np.array(
@@ -427,6 +428,19 @@ class Front:
             flops=float(self._flops[runs].sum()),
             seconds=float(self._saving[saved].sum() + self._again[runs].sum()),
         )
+
+
+def _apart_seconds(crossing: Crossing, value: Value, chip: Chip) -> float:
+    """Seconds of what a weight is cast to, where it is computed again in layers written out, beside the casting.
+
+    The forward pass has cast it as well, and a compiler must not merge the two: so devices that hold parts of a weight send
+    each other twice what it is cast to, or the weight itself, which is as much. In loops every pass does so anyway.
+    """
+    if crossing.length > 1 or value.operands or not value.forward:
+        return 0.0
+    casts = (step for step in value.steps if step.kind == "convert_element_type")
+    wide = sum(step.operands[0].bytes for step in casts if step.operands[0].itemsize > step.results[0].itemsize)
+    return 2 * wide / chip.memory_bytes_per_s
 
 
 def savable(crossing: Crossing) -> list[bool]:

@@ -47,6 +47,21 @@ def test_either_side_may_be_the_weights() -> None:
     )
 
 
+def test_a_convolution_of_patches_contracts_all_of_a_patch() -> None:
+    """As a product of matrices does: the features of an image alone would fill up a tile with many times as many zeros."""
+
+    def patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, kernel, (16, 16), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    images = (
+        jax.ShapeDtypeStruct((64, 224, 224, 3), jnp.bfloat16),
+        jax.ShapeDtypeStruct((16, 16, 3, 4096), jnp.bfloat16),
+    )
+    of_patches, product = _predicted(patches, *images), _predicted(_product, *_square(4096, 768, 64 * 14 * 14))
+    assert of_patches.flops == product.flops
+    assert of_patches.compute_seconds == pytest.approx(product.compute_seconds, rel=0.1)
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int32"])
 def test_a_matmul_by_a_mask_takes_as_long_as_one_of_what_it_is_converted_to(dtype: str) -> None:
     """A mask of bools or narrow weights become bfloat16 when they multiply that, whichever of the two is first."""

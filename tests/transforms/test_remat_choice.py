@@ -74,6 +74,27 @@ def test_layers_written_out_that_save_everything_have_no_barrier() -> None:
     assert barriers(front.nothing) > 0
 
 
+def test_casts_of_weights_of_layers_written_out_are_made_once_unless_memory_is_short() -> None:
+    """A second cast would have devices that hold parts of a weight send each other what it is cast to twice."""
+
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jax.checkpoint(lambda x, w: jnp.sin(x @ w.astype(x.dtype)))(x, weight)
+        return jnp.sum(x)
+
+    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4
+    (crossing,) = crossings(
+        trace(jax.value_and_grad(loss, (0, 1)), (weights, jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)))
+    )
+    front = Front([crossing], CHIP)
+    casts = {
+        i for i, value in enumerate(crossing.values) if [step.kind for step in value.steps] == ["convert_element_type"]
+    }
+    assert len(casts) == 4
+    assert casts <= set(front.fastest.saved[0])
+    assert casts <= set(front.nothing.repeated[0])
+
+
 def test_prices_are_doubted_where_loops_compute_matmuls_again() -> None:
     def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
         def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
