@@ -400,7 +400,8 @@ def _product(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -
     product = traits(op.kind).product
     if product is None:
         return None
-    axis_sizes, placement = np.asarray(strategies.axis_sizes, np.int64), grouping.placements[op.id]
+    axis_sizes = np.asarray(strategies.axis_sizes, np.int64)
+    placement = grouping.placements[op.id]
     sides = zip((*op.operands, *op.results), (*placement.operands, *placement.results), strict=True)
     held = [
         list(_local_extents(graph.tensors[t].aval.shape, strategies.locations(dims), axis_sizes).T) for t, dims in sides

@@ -109,11 +109,7 @@ class Front:
             [value.aval.bytes * (1 if value.once else crossing.length) for crossing, value in self._values]
         )
         self._again: Floats = np.array(
-            [
-                parts * crossing.length * (math.fsum(step_seconds(step, chip) for step in value.steps) + apart)
-                for crossing, value in self._values
-                for apart in [_apart_seconds(crossing, value, chip)]
-            ]
+            [parts * crossing.length * _again_seconds(crossing, value, chip) for crossing, value in self._values]
         )
         self._flops: Floats = np.array(
             [parts * crossing.length * math.fsum(map(step_flops, value.steps)) for crossing, value in self._values]
@@ -430,17 +426,18 @@ class Front:
         )
 
 
-def _apart_seconds(crossing: Crossing, value: Value, chip: Chip) -> float:
-    """Seconds of what a weight is cast to, where it is computed again in layers written out, beside the casting.
+def _again_seconds(crossing: Crossing, value: Value, chip: Chip) -> float:
+    """Seconds of computing a value again in one pass: of its steps, and of what a weight is cast to in layers written out.
 
-    The forward pass has cast it as well, and a compiler must not merge the two: so devices that hold parts of a weight send
-    each other twice what it is cast to, or the weight itself, which is as much. In loops every pass does so anyway.
+    The forward pass has cast that as well, and a compiler must not merge the two: so devices that hold parts of a weight
+    send each other twice what it is cast to, or the weight itself, which is as much. In loops every pass does so anyway.
     """
+    computing = math.fsum(step_seconds(step, chip) for step in value.steps)
     if crossing.length > 1 or value.operands or not value.forward:
-        return 0.0
+        return computing
     casts = (step for step in value.steps if step.kind == "convert_element_type")
     wide = sum(step.operands[0].bytes for step in casts if step.operands[0].itemsize > step.results[0].itemsize)
-    return 2 * wide / chip.memory_bytes_per_s
+    return computing + 2 * wide / chip.memory_bytes_per_s
 
 
 def savable(crossing: Crossing) -> list[bool]:
