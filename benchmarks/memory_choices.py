@@ -101,7 +101,7 @@ def hand_row(case: Case, hand: HandPlan, policy: Policy) -> Row:
     if found is not None:
         return found
     jit = jitted(with_policy(case.model, policy), PROGRAMS[case.program].family, hand)
-    row = compiled(jit, case.model, case.topology, hand.mesh, hand.compiler_options(case.topology.chip))
+    row = compiled(jit, case.model, case.topology, hand.mesh, hand.compiler_options(case.topology))
     return case.keep({"plan": name, "policy": policy, "mesh": dict(hand.mesh), **row})
 
 

@@ -111,7 +111,7 @@ def hand_largest(rows: Rows, topology: Topology, hand: HandPlan, policy: Policy)
         def make() -> Row:
             model = with_policy(program(batch), policy)
             jit = jitted(model, family, hand)
-            return {"policy": policy, **compiled(jit, model, topology, hand.mesh, hand.compiler_options(topology.chip))}
+            return {"policy": policy, **compiled(jit, model, topology, hand.mesh, hand.compiler_options(topology))}
 
         return rows.row(topology, f"{hand.name}, {policy}", batch, make)["status"] == "ok"
 

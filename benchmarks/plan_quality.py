@@ -160,7 +160,7 @@ class Case:
             return found
         try:
             jit = jitted(self.model, PROGRAMS[self.program].family, hand)
-            row = compiled(jit, self.model, self.topology, hand.mesh, hand.compiler_options(self.topology.chip))
+            row = compiled(jit, self.model, self.topology, hand.mesh, hand.compiler_options(self.topology))
         except (TypeError, ValueError) as error:
             row = {"status": "error", "message": f"{type(error).__name__}: {error}"[:300]}
         return self.keep({"plan": hand.name, "mesh": dict(hand.mesh), **row})

@@ -86,14 +86,15 @@ class Chip:
     that kernels reach which compute exponentials between their products. `matrix_lanes`: rows and columns of the tile of
     weights that a TPU's matrix unit is filled up to. `hbm_bytes`: what the runtime grants to one device;
     `hbm_efficiency`: share of `hbm_bytes_per_s` that is reached; `all_reduce_efficiency`: share of what the wires allow
-    that all-reduces reach. `compute_spread`: share by which computing may take more or less than these figures say.
-    `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0
-    where it gives none. `cores`: of one device; the results of matmuls that several share do not stay on the chip.
-    `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch.
-    `core_link_bytes_per_s`: between the two devices of one chip, 0 where a chip is one device. `node_size`: devices
-    that share the fast switch, 0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices.
-    `host_link_bytes_per_s`: from the memory of its host to one device, and back at the same time. `host_memory_bytes`: that
-    memory, one device's part of it, in the machines that Google Cloud lets (docs.cloud.google.com/tpu/docs/plan-tpus and
+    that all-reduces reach; `scatters_use_all_dims`: whether a reduce-scatter over a whole slice uses all dims of its
+    torus at once, as SparseCores do, or one ring. `compute_spread`: share by which computing may take more or less than
+    these figures say. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0 where it gives none.
+    `cores`: of one device; the results of matmuls that several share do not stay on the chip. `link_bytes_per_s`: per
+    direction, and per axis of a torus or per device of a switch. `core_link_bytes_per_s`: between the two devices of one
+    chip, 0 where a chip is one device. `node_size`: devices that share the fast switch, 0 for a torus.
+    `network_bytes_per_s`: per device and direction between nodes, or slices. `host_link_bytes_per_s`: from the memory of
+    its host to one device, and back at the same time. `host_memory_bytes`: that memory, one device's part of it, in the
+    machines that Google Cloud lets (docs.cloud.google.com/tpu/docs/plan-tpus and
     compute/docs/accelerator-optimized-machines); 0 where it is not known.
     """
 
@@ -113,6 +114,7 @@ class Chip:
     matrix_lanes: int = 128
     hbm_efficiency: float = 1.0
     all_reduce_efficiency: float = 1.0
+    scatters_use_all_dims: bool = False
     compute_spread: float = 0.3
     on_chip_bytes: float = 0.0
     cores: int = 1
@@ -273,6 +275,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             matrix_lanes=256,
             hbm_efficiency=TPU_HBM_EFFICIENCY,
             all_reduce_efficiency=0.63,
+            scatters_use_all_dims=True,
             hbm_bytes=int(31.25 * GIB),
             on_chip_bytes=128 * 2**20,
             hbm_bytes_per_s=1640e9,
@@ -306,6 +309,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             compute_spread=COMPUTE_SPREAD,
             matrix_lanes=256,
             hbm_efficiency=TPU_HBM_EFFICIENCY,
+            scatters_use_all_dims=True,
             hbm_bytes=int(94.75 * GIB),
             on_chip_bytes=64 * 2**20,
             hbm_bytes_per_s=3690e9,

@@ -42,5 +42,5 @@ class Roofline:
         chip = self.topology.chip
         if gpu_collectives.is_measured(chip, links):
             return gpu_collectives.affine(chip.name, chip.hbm_bytes_per_s, kind, links)
-        latency_s, per_byte = collectives.affine(kind, links)
+        latency_s, per_byte = collectives.affine(kind, links, scatters_use_all_dims=chip.scatters_use_all_dims)
         return latency_s, per_byte / (chip.all_reduce_efficiency if kind == "all-reduce" else 1.0)

@@ -17,7 +17,7 @@ from benchmarks.hand_plans.specs import Placement
 from benchmarks.models.base import Model
 from benchmarks.models.places import path_name, placed
 from benchmarks.real.kernels import counted
-from cost_models import Chip
+from cost_models import Topology
 from planner.compiler.emission.options import NO_WINDOWED_EINSUM, plan_options
 
 NO_WINDOWS = NO_WINDOWED_EINSUM["tpu"]
@@ -43,9 +43,9 @@ class HandPlan:
         sizes = "x".join(map(str, self.mesh.values()))
         return f"{self.kind.name} {sizes}{' gathered' * self.gathered}{' no windows' * (not self.windows)}"
 
-    def compiler_options(self, chip: Chip) -> dict[str, str]:
-        """What `jax.jit` is given as `compiler_options` for a chip: those of plans, but for `windows`."""
-        own = plan_options(chip.platform, chip.name)
+    def compiler_options(self, topology: Topology) -> dict[str, str]:
+        """What `jax.jit` is given as `compiler_options` for a topology: those of plans, but for `windows`."""
+        own = plan_options(topology)
         return {name: value for name, value in own.items() if not (self.windows and name in NO_WINDOWS)}
 
     def variants(self, *, windows: bool) -> tuple[HandPlan, ...]:
@@ -78,7 +78,7 @@ def hand_plans(family: Family, devices: int) -> Iterator[HandPlan]:
 def jitted(model: Model, family: Family, hand: HandPlan) -> Any:
     """The program as people write it: shardings on arguments and results, constraints on what the model names.
 
-    Over an abstract mesh; compile it with `hand.compiler_options(chip)`.
+    Over an abstract mesh; compile it with `hand.compiler_options(topology)`.
     """
     place = Placement(kind=hand.kind, family=family, mesh=hand.mesh)
     sizes, names = tuple(hand.mesh.values()), tuple(hand.mesh)

@@ -40,9 +40,10 @@ def seconds(kind: str, bytes: float, links: tuple[Link, ...]) -> float:
 
 
 @functools.lru_cache(maxsize=65536)
-def affine(kind: str, links: tuple[Link, ...]) -> tuple[float, float]:
+def affine(kind: str, links: tuple[Link, ...], *, scatters_use_all_dims: bool = False) -> tuple[float, float]:
     """The latency in seconds and the seconds per byte of a collective; both 0 for a group of one device.
 
+    `scatters_use_all_dims` as of `Chip`.
     Raises: CostModelError for an unknown kind.
     """
     check_kind(kind)
@@ -53,7 +54,7 @@ def affine(kind: str, links: tuple[Link, ...]) -> tuple[float, float]:
     if kind == "all-to-all":
         latency = sum(s.latency_s * s.hops for s in segments)
         return latency, max((_bisection_seconds_per_byte(s) for s in segments), default=0.0)
-    segments = routed(kind, segments)
+    segments = routed(kind, segments, scatters_use_all_dims=scatters_use_all_dims)
     latency = sum(s.latency_s * s.hops for s in segments)
     passes = 2 if kind == "all-reduce" else 1
     return passes * latency, passes * gather_seconds_per_byte(segments)

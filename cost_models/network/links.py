@@ -108,13 +108,13 @@ def merged(links: tuple[Link, ...]) -> tuple[Segment, ...]:
     return tuple(result)
 
 
-def routed(kind: str, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+def routed(kind: str, segments: tuple[Segment, ...], *, scatters_use_all_dims: bool = False) -> tuple[Segment, ...]:
     """The segments as the TPU compiler uses them: where it takes one ring for several torus dims, that ring.
 
     Read off the emitters that libtpu 0.0.42 names in compiled programs for v5e, v6e and v5p slices: an all-reduce uses
-    all dims at once ("ND" strategies) where its group spans whole dims, a reduce-scatter where it is the whole slice,
-    an all-gather where that has three dims; every other group becomes one ring through all its devices. Groups that
-    interleave along one dim let their rings turn at different places of the other.
+    all dims at once ("ND" strategies) where its group spans whole dims, an all-gather where it is a whole slice of three
+    dims, a reduce-scatter over a whole slice where `scatters_use_all_dims` (`Chip`); every other group becomes one ring
+    through all its devices. Groups that interleave along one dim let their rings turn at different places of the other.
     """
     torus = tuple(s for s in segments if s.kind == "torus" and s.extent > 1)
     if len(torus) < 2:
@@ -123,7 +123,7 @@ def routed(kind: str, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     whole_slice = whole_dims and len(torus) == torus[0].torus_dims
     if {
         "all-reduce": whole_dims,
-        "reduce-scatter": whole_slice,
+        "reduce-scatter": whole_slice and scatters_use_all_dims,
         "all-gather": whole_slice and len(torus) >= 3,
     }[kind]:
         return segments

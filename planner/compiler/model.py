@@ -93,6 +93,7 @@ PassName = Literal[
     "slices-of-donated-stacks",
     "no-windowed-einsum",
     "no-space-to-batch",
+    "slice-scatters",
     "fused-broadcasts",
     "stacks-in-carry",
 ]

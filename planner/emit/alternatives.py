@@ -16,11 +16,11 @@ def variants(decision: Decision) -> tuple[Decision, ...]:
     convolutions of few images left to it to cut, and on v5p collectives by its SparseCores. What is predicted of a variant
     is what is predicted of `decision`.
     """
-    chip, offloads = decision.request.topology.chip, decision.form.uses_hosts
+    topology, offloads = decision.request.topology, decision.form.uses_hosts
     convolves = NO_SPACE_TO_BATCH.items() <= decision.compiler_options.items()
-    if decision.compiler_options != plan_options(chip.platform, chip.name, offloads=offloads, convolves=convolves):
+    if decision.compiler_options != plan_options(topology, offloads=offloads, convolves=convolves):
         return ()
-    others = other_options(chip.platform, chip.name, offloads=offloads, convolves=convolves)
+    others = other_options(topology, offloads=offloads, convolves=convolves)
     return tuple(replace(decision, compiler_options=dict(options)) for options in others)
 
 

@@ -113,8 +113,7 @@ def decide(
         jax_version=jax.__version__,
         compiler_options=dict(
             plan_options(
-                request.topology.chip.platform,
-                request.topology.chip.name,
+                request.topology,
                 offloads=program.form.uses_hosts,
                 convolves=bool(graph.of_kinds(("conv_general_dilated",))),
             )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from cost_models import CostModel, Objective, Topology
 from planner.compiler.collectives.lowering import all_reduced_bytes
+from planner.compiler.emission.options import scatters_over_slices
 from planner.compiler.model import CompilerModel
 from planner.compiler.targets.table import CPU, compiler_of
 from planner.errors import MeshError
@@ -179,11 +180,16 @@ def make_mesh(
             "its sizes must multiply to at most that and divide its physical dims"
         )
     parts, compiler = parts_of_masks(sizes), compiler or compiler_of(topology.chip)
+    lowered = compiler.runs("reduce-scatter-decomposer")
+    slice_scatters = compiler.runs("slice-scatters") and scatters_over_slices(topology)
     tables = [{kind: np.zeros(len(parts)) for kind in COLLECTIVES} for _ in range(5)]
     for kind in COLLECTIVES:
         for mask, group in enumerate(parts[1:], 1):
-            lowered = group > 1 and compiler.runs("reduce-scatter-decomposer")
-            all_reduced = all_reduced_bytes(kind, topology, group=group, devices=parts[-1]) if lowered else 0.0
+            all_reduced = 0.0
+            if group > 1 and lowered:
+                all_reduced = all_reduced_bytes(
+                    kind, topology, group=group, devices=parts[-1], slice_scatters=slice_scatters
+                )
             run = "all-reduce" if all_reduced == math.inf else kind
             wires = tuple(link for a, link in enumerate(links) if mask >> a & 1)
             affine = model.collective_affine(run, wires)

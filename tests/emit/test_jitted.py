@@ -35,7 +35,9 @@ from planner.verify.aot import lower_request
 from tests.small import NEVER, mlp, mlp_args, shapes
 
 X = jnp.linspace(0.0, 1.0, 8)
-TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
+TPUS = {
+    name.split(":")[0]: parse_topology(name) for name in ("v4:2x2x2", "v5e:2x4", "v5p:2x2x2", "v6e:2x2", "tpu7x:2x2x2")
+}
 OPTIONS = {"xla_cpu_enable_fast_math": "False"}
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -77,7 +79,7 @@ def for_tpu() -> planner.Plan:
 def test_a_plan_for_tpus_turns_windowed_einsum_off_and_async_collectives_on(
     for_tpu: planner.Plan, tmp_path: Path
 ) -> None:
-    off = plan_options("tpu", "v5e")
+    off = plan_options(parse_topology("v5e:2x4"))
     assert for_tpu.decision.compiler_options == off
     assert "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000" in str(for_tpu)
     made = lower_request(
@@ -112,11 +114,11 @@ def test_convolutions_keep_their_space_whole_unless_the_compiler_is_asked() -> N
 
     args = jax.ShapeDtypeStruct((8, 32, 32, 128), jnp.float32), jax.ShapeDtypeStruct((3, 3, 128, 128), jnp.float32)
     decision = planner.plan(fn, args, topology="v5e:2x4", options=NEVER).decision
-    own = plan_options("tpu", "v5e")
+    own = plan_options(parse_topology("v5e:2x4"))
     assert decision.compiler_options == {**own, **NO_SPACE_TO_BATCH}
     assert own in [variant.compiler_options for variant in variants(decision)]
     on_gpus = planner.plan(fn, args, topology="h100:8", options=NEVER).decision
-    assert on_gpus.compiler_options == plan_options("gpu", "h100")
+    assert on_gpus.compiler_options == plan_options(parse_topology("h100:8"))
 
 
 @pytest.fixture
@@ -129,11 +131,11 @@ def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_varia
     installed: Callable[[str | None], None],
 ) -> None:
     installed("libtpu 0.0.42.1")
-    assert SPARSE_CORE_COLLECTIVES.items() <= plan_options("tpu", "v6e").items()
-    assert not SPARSE_CORE_COLLECTIVES.keys() & plan_options("tpu", "v5p").keys()
+    assert SPARSE_CORE_COLLECTIVES.items() <= plan_options(parse_topology("v6e:2x2")).items()
+    assert not SPARSE_CORE_COLLECTIVES.keys() & plan_options(parse_topology("v5p:2x2x2")).keys()
     made = planner.plan(mlp, shapes(mlp_args()), topology="v5p:2x2x2", options=NEVER)
     _, sparse = variants(made.decision)
-    assert sparse.compiler_options == {**plan_options("tpu", "v5p"), **SPARSE_CORE_COLLECTIVES}
+    assert sparse.compiler_options == {**plan_options(parse_topology("v5p:2x2x2")), **SPARSE_CORE_COLLECTIVES}
 
 
 @pytest.mark.parametrize("release", ["libtpu 0.0.43", "libtpu 0.0.52", None])
@@ -141,11 +143,11 @@ def test_where_the_compiler_refuses_to_fuse_collectives_sparse_cores_do_them(
     installed: Callable[[str | None], None], release: str | None
 ) -> None:
     installed("libtpu 0.0.42.1")
-    before = {chip: plan_options("tpu", chip) for chip in TPUS}
+    before = {chip: plan_options(TPUS[chip]) for chip in TPUS}
     assert all(CONTINUATION_FUSION & before[chip].keys() for chip in TPUS)
     installed(release)
     for chip in TPUS:
-        now = plan_options("tpu", chip)
+        now = plan_options(TPUS[chip])
         assert bool(CONTINUATION_FUSION & now.keys()) == (chip == "v5e")
         assert (SPARSE_CORE_COLLECTIVES.items() <= now.items()) == (chip in ("v5p", "v6e", "tpu7x"))
         # A plan that was made beside another compiler is compiled by this one.
@@ -156,15 +158,15 @@ def test_where_the_compiler_refuses_to_fuse_collectives_sparse_cores_do_them(
 def test_options_that_end_in_errors_are_left_out(installed: Callable[[str | None], None]) -> None:
     installed("libtpu 0.0.42.1")
     for chip in TPUS:
-        assert ASYNC_COLLECTIVES.keys() - plan_options("tpu", chip).keys() == LEFT_OUT.get(chip, set())
+        assert ASYNC_COLLECTIVES.keys() - plan_options(TPUS[chip]).keys() == LEFT_OUT.get(chip, set())
 
 
 def test_only_plans_for_v6e_have_the_option_that_fuses_broadcasts() -> None:
     name = "xla_tpu_enable_aggressive_broadcast_priority_update"
-    assert plan_options("tpu", "v6e")[name] == "true"
-    assert all(name not in plan_options("tpu", chip) for chip in ("v4", "v5e", "v5p", "tpu7x"))
+    assert plan_options(parse_topology("v6e:2x2"))[name] == "true"
+    assert all(name not in plan_options(TPUS[chip]) for chip in TPUS if chip != "v6e")
     made = planner.plan(mlp, shapes(mlp_args()), topology="v6e:2x2", options=NEVER)
-    assert made.decision.compiler_options == plan_options("tpu", "v6e")
+    assert made.decision.compiler_options == plan_options(parse_topology("v6e:2x2"))
 
 
 def test_plans_for_cpus_have_no_variants() -> None:

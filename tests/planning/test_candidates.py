@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import planner
+from cost_models import parse_topology
 from planner.compiler.emission import options as compiler_options
 from planner.compiler.emission.options import REMEDIES
 from planner.emit import alternatives as variants
@@ -246,7 +247,10 @@ def test_a_plan_carries_the_options_without_which_its_compiler_fails(
     made, seconds = report(seconds=1.0)()
     compiler = scripted(lambda: (replace(made, remedy=error), seconds))
     plan = planned(mesh={"x": 8}, topology="h100:8")
-    assert plan.decision.compiler_options == {**compiler_options.plan_options("gpu", "h100"), **remedy.options}
+    assert plan.decision.compiler_options == {
+        **compiler_options.plan_options(parse_topology("h100:8")),
+        **remedy.options,
+    }
     told = f'with xla_gpu_enable_triton_gemm=False: without, the compiler ends with "{error}"'
     assert f"compiled {told}" in plan.notes
     assert (plan.checked[0].ok, plan.checked[0].detail) == (True, f"compiled for its devices, {told}")

@@ -132,11 +132,11 @@ def test_kernels_run_on_what_a_device_has(kernel: Kernel, platform: str, call: s
 
 
 def test_hand_plans_are_compiled_as_ours_but_for_windows() -> None:
-    chip = parse_topology("v5e:4x4").chip
+    topology = parse_topology("v5e:4x4")
     ways = HandPlan(kind=FSDP, mesh={"data": DEVICES}).variants(windows=True)
-    options = {(way.gathered, way.windows): way.compiler_options(chip) for way in ways}
+    options = {(way.gathered, way.windows): way.compiler_options(topology) for way in ways}
     assert set(options) == {(False, False), (True, True), (True, False)}
-    assert options[True, False] == options[False, False] == plan_options("tpu", "v5e")
+    assert options[True, False] == options[False, False] == plan_options(topology)
     assert options[True, False].items() - options[True, True].items() == NO_WINDOWS.items()
 
 

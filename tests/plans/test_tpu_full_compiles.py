@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cost_models import parse_topology
 from planner.compiler.emission.options import plan_options
 from planner.verify.aot import lower_request, run_request, unavailable_reason
 
@@ -53,7 +54,7 @@ def test_a_loop_with_every_collective(topology: str, shape: Mapping[str, int]) -
             mesh_shape=shape,
             topology=topology,
             mode="full",
-            compiler_options=dict(plan_options("tpu", topology.split(":")[0], offloads=True)),
+            compiler_options=dict(plan_options(parse_topology(topology), offloads=True)),
         )
     )
     assert report.status == "ok", report.message

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_models import CHIPS, Chip
+from cost_models import CHIPS, parse_topology
 from planner.compiler.emission.options import REMEDIES, SCHEDULER_MEMORY, options_of_plans, plan_options, remedy_of
 from planner.verify import aot
 from planner.verify.aot import AotReport, AotRequest
@@ -62,20 +62,23 @@ def test_what_is_known_to_help_says_of_what_platform_and_where_it_was_seen() -> 
 def test_readers_of_plans_know_no_other_options() -> None:
     known = options_of_plans("tpu")
     # Those of v5e alone fuse collectives, where compilers refuse that for others.
-    own = {**plan_options("tpu", "v6e", offloads=True, convolves=True), **plan_options("tpu", "v5e")}
+    v5e, v6e = parse_topology("v5e:2x4"), parse_topology("v6e:2x2")
+    own = {**plan_options(v6e, offloads=True, convolves=True), **plan_options(v5e)}
     assert known.keys() == own.keys()
     assert all(value in known[name] for name, value in own.items())
 
 
-@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
-def test_what_plans_carry_is_known_to_those_who_read_their_files(chip: Chip) -> None:
-    known = options_of_plans(chip.platform)
-    own = plan_options(chip.platform, chip.name, offloads=True, convolves=True)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_what_plans_carry_is_known_to_those_who_read_their_files(chip: str) -> None:
+    on_tpu = "2x4" if chip in ("v5e", "v6e") else "2x2x2"
+    topology = parse_topology(f"{chip}:{on_tpu if CHIPS[chip].platform == 'tpu' else 8}")
+    known = options_of_plans(topology.chip.platform)
+    own = plan_options(topology, offloads=True, convolves=True)
     assert all(value in known[name] for name, value in own.items())
 
 
 def test_a_program_that_only_fits_with_less_for_the_schedule_is_compiled_so(runs: Runs) -> None:
-    own = plan_options("tpu", "v5e")
+    own = plan_options(parse_topology("v5e:2x4"))
     request = replace(REQUEST, topology="v5e:4x4", platform="tpu", compiler_options=own)
     failed = AotReport(status="oom", message="RESOURCE_EXHAUSTED: Ran out of memory on HBM", seconds=4.0)
     report, asked = runs(request, failed, DONE)

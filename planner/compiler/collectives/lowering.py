@@ -31,13 +31,15 @@ Compiled by libtpu 0.0.42 for 2, 4, 2 x 2 and 8 devices of v5e:2x4, v5e:4x4, v6e
 """
 
 
-def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int) -> float:
+def all_reduced_bytes(
+    kind: str, topology: Topology, *, group: int, devices: int, slice_scatters: bool = False
+) -> float:
     """The bytes up to which a collective is compiled to an all-reduce of as many bytes: 0 if never, inf if always.
 
     `group` is the number of devices that it is over, of the `devices` of the program; its bytes are the larger of the
     local operand and result. XLA's CPU backend has no reduce-scatter. Its TPU compiler sums over all dims of a torus at
     once where the group is the whole slice, and has no emitter of that kind for most scatters and large gathers, which
-    take one ring:
+    take one ring; with `slice_scatters` it is told to scatter nevertheless (`emission.options.SLICE_SCATTERS`). Without:
 
         reduce-scatter over all    three dims: always (TPU7x: never); a square of 4 x 4 or more: always; of a block that is
                                    not all of the slice: always, but for blocks of up to 4 of two dims; else where small
@@ -53,7 +55,7 @@ def all_reduced_bytes(kind: str, topology: Topology, *, group: int, devices: int
     if platform != "tpu" or kind not in ("reduce-scatter", "all-gather"):
         return 0.0
     small = LEAST_SCATTERED_BYTES * group - 1.0 if kind == "reduce-scatter" else 0.0
-    if group < devices or topology.nodes > 1:
+    if group < devices or topology.nodes > 1 or (kind == "reduce-scatter" and slice_scatters):
         return small
     dims = [
         extent for extent, wires in zip(topology.shape, topology.kind, strict=True) if wires == "torus" and extent > 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
+from cost_models import Roofline, Topology
 from cost_models.hardware import Platform
 from planner.compiler.release import installed_release, is_read_off
 
@@ -96,6 +98,22 @@ with 4,096 queries at once takes 493 ms and 19.2 GB with the option, and 813 ms 
 for TPUs sets it, too. libtpu 0.0.52 has it. Compilers for v4, v5e, v5p and tpu7x store none of these, with or without.
 """
 
+SLICE_SCATTERS: Mapping[str, str] = MappingProxyType(
+    {"xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": "true"}
+)
+"""Compiler options of TPUs under which a reduce-scatter over a whole slice, or a block of one, stays a reduce-scatter.
+
+Without, libtpu 0.0.42 and 0.0.50 make all-reduces of most (`collectives.lowering`). With, v6e's SparseCores scatter over
+all dims of the torus at once, and TensorCores by the emitter that they have for smaller groups: one ring through all chips,
+which is no faster than an all-reduce over all dims of a torus that is closed in all of them (`scatters_over_slices`). By
+the schedules of libtpu 0.0.42 a BERT takes 190.6 ms without and 176.5 with the option on v5e:4x4, 113.8 and 97.3 on
+v6e:4x4, and a ViT 449.1 and 429.2, 197.1 and 165.4. Public recipes for TPU7x have it, whose compiler does the same without.
+It was compiled in full for v5e, v5p and v6e, but run on none of them.
+"""
+
+SCATTERED_BYTES = 4.0 * 4096 * 4096
+"""Of the gradient by which a scatter over a slice is compared with an all-reduce: a matrix of 4,096 x 4,096 in float32."""
+
 NO_SPACE_TO_BATCH: Mapping[str, str] = MappingProxyType({"xla_disable_hlo_passes": "space-to-batch-converter"})
 """Compiler options of TPUs under which convolutions of few images keep their space whole.
 
@@ -150,15 +168,29 @@ def _async_collectives(chip: str) -> Mapping[str, str]:
     return {name: value for name, value in ASYNC_COLLECTIVES.items() if name not in left_out}
 
 
-def plan_options(
-    platform: Platform, chip: str, *, offloads: bool = False, convolves: bool = False
-) -> Mapping[str, str]:
-    """The compiler options that every plan for a chip has, or every one that `offloads` arrays to hosts or `convolves`."""
+@lru_cache(maxsize=256)
+def scatters_over_slices(topology: Topology) -> bool:
+    """Whether plans for a topology keep reduce-scatters over all of it, as they take less time than all-reduces."""
+    links = topology.links((topology.num_devices,)) if topology.chip.platform == "tpu" and topology.nodes == 1 else None
+    if links is None:
+        return False
+    prices = Roofline(topology=topology)
+    scatter, all_reduce = (
+        latency_s + per_byte * SCATTERED_BYTES
+        for latency_s, per_byte in (prices.collective_affine(kind, links) for kind in ("reduce-scatter", "all-reduce"))
+    )
+    return scatter < all_reduce
+
+
+def plan_options(topology: Topology, *, offloads: bool = False, convolves: bool = False) -> Mapping[str, str]:
+    """The compiler options that every plan for a topology has, or every one that `offloads` to hosts or `convolves`."""
+    platform, chip = topology.chip.platform, topology.chip.name
     return {
         **NO_WINDOWED_EINSUM[platform],
         **({**_async_collectives(chip), **WHOLE_MEMORY} if platform == "tpu" else {}),
         **(COMBINED_SUMS if platform == "gpu" else {}),
         **(SPARSE_CORE_COLLECTIVES if uses_sparse_cores(chip) else {}),
+        **(SLICE_SCATTERS if scatters_over_slices(topology) else {}),
         **FUSED_BROADCASTS.get(chip, {}),
         **(HOST_COPIES if offloads and platform == "tpu" else {}),
         **(NO_SPACE_TO_BATCH if convolves and platform == "tpu" else {}),
@@ -166,10 +198,11 @@ def plan_options(
 
 
 def other_options(
-    platform: Platform, chip: str, *, offloads: bool = False, convolves: bool = False
+    topology: Topology, *, offloads: bool = False, convolves: bool = False
 ) -> tuple[Mapping[str, str], ...]:
-    """The compiler options that a plan for a chip may have instead, which only its compiler can tell from those."""
-    own = plan_options(platform, chip, offloads=offloads, convolves=convolves)
+    """The compiler options that a plan for a topology may have instead, which only its compiler can tell from those."""
+    platform, chip = topology.chip.platform, topology.chip.name
+    own = plan_options(topology, offloads=offloads, convolves=convolves)
     switched = [off for off in (NO_WINDOWED_EINSUM[platform], NO_SPACE_TO_BATCH) if off and off.items() <= own.items()]
     left = [{name: value for name, value in own.items() if name not in off} for off in switched]
     sparse = [{**own, **SPARSE_CORE_COLLECTIVES}] if chip in SPARSE_CORE_CHIPS and not uses_sparse_cores(chip) else []
@@ -226,7 +259,8 @@ def options_of_plans(platform: Platform) -> Mapping[str, frozenset[str]]:
     """All compiler options that plans for a platform may carry, and their values."""
     options: list[Mapping[str, str]] = [NO_WINDOWED_EINSUM[platform]]
     if platform == "tpu":
-        options += [ASYNC_COLLECTIVES, WHOLE_MEMORY, SPARSE_CORE_COLLECTIVES, HOST_COPIES, NO_SPACE_TO_BATCH]
+        options += [ASYNC_COLLECTIVES, WHOLE_MEMORY, SPARSE_CORE_COLLECTIVES, SLICE_SCATTERS]
+        options += [HOST_COPIES, NO_SPACE_TO_BATCH]
         options += FUSED_BROADCASTS.values()
     options += [COMBINED_SUMS] if platform == "gpu" else []
     options += [remedy.options for remedy in REMEDIES.values() if remedy.platform == platform]

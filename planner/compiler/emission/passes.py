@@ -61,6 +61,16 @@ FUSED_BROADCASTS = Pass(
     evidence=Evidence(release="libtpu 0.0.42", seen="attention over 4,096 keys in a Llama on v6e:4x4"),
 )
 
+SLICE_SCATTERS = Pass(
+    name="slice-scatters",
+    phase="emission",
+    does="Keeps scatters over whole slices where they take less than all-reduces, by a compiler option (see `options`).",
+    evidence=Evidence(
+        release="libtpu 0.0.42, libtpu 0.0.50",
+        seen="96 scatters each over v5e:4x4, v5e:8x8, v6e:4x4, v6e:8x8, v5p:2x2x4, v5p:4x4x4 and v4:2x2x4",
+    ),
+)
+
 STACKS_IN_CARRY = Pass(
     name="stacks-in-carry",
     phase="emission",

@@ -74,6 +74,7 @@ TPU = CompilerModel(
         emission.SLICES_OF_DONATED_STACKS,
         emission.NO_WINDOWED_EINSUM,
         emission.NO_SPACE_TO_BATCH,
+        emission.SLICE_SCATTERS,
         emission.FUSED_BROADCASTS,
         emission.STACKS_IN_CARRY,
     ),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from cost_models import parse_topology
 from planner.compiler.emission.options import plan_options
 from planner.verify.hlo.schedule_walk import start_of
 from planner.verify.hlo.text import Computation, Instruction
@@ -122,7 +123,7 @@ AWAITED_SUMS = replace(
 LARGE_SUMS = replace(
     SUMS,
     args=tuple(Array(shape=(8, millions * 2**20), spec=P("x")) for millions in (9, 12, 40, 2)),
-    options=plan_options("gpu", "h100"),
+    options=plan_options(parse_topology("h100:4")),
 )
 TERMS = Program(
     fn=lambda x, w, y, v: jnp.tanh(laid(x @ w, 4) + laid(y @ v, 4)),
@@ -189,7 +190,7 @@ PROBES = (
         )
         for topology, program in (
             ("v5e:2x2", _gathers(32768, 2048, 2048)),
-            ("v5p:2x2x1", replace(_gathers(32768, 2048, 2048), options=plan_options("tpu", "v5p"))),
+            ("v5p:2x2x1", replace(_gathers(32768, 2048, 2048), options=plan_options(parse_topology("v5p:2x2x1")))),
             ("h100:4", _gathers(65536, 4096, 16384)),
         )
     ),
@@ -203,7 +204,7 @@ PROBES = (
     Probe(
         of="sparse-core-collectives",
         topology="v6e:2x2",
-        programs=(replace(GRADIENTS, options=plan_options("tpu", "v6e")),),
+        programs=(replace(GRADIENTS, options=plan_options(parse_topology("v6e:2x2"))),),
         shows="the sum of a gradient runs beside matmuls after it",
         seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce")),
     ),

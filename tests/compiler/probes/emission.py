@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from planner.compiler.emission.options import plan_options
+from cost_models import parse_topology
+from planner.compiler.emission.options import SLICE_SCATTERS, plan_options
+from tests.compiler.probes.collectives import scattered
 from tests.compiler.probes.layout import AT, BATCH, CACHE, HEADS, LAYERS, STACK_BYTES, WIDTH, convolved
 from tests.compiler.probes.probe import Array, Probe, Program, laid
 
@@ -18,6 +20,7 @@ STEPS, ROWS = 16, 8192
 STEPS_BYTES = 2 * STEPS * ROWS * 1024
 KEYS = 4096
 SCORES_BYTES = 4 * BATCH * KEYS * KEYS
+SUMMED = Array(shape=(16384, 1024), spec=P("x"))
 
 
 def _tensor_parallel(x: Any, up: Any, down: Any) -> Any:
@@ -97,7 +100,7 @@ PROBES = (
             Program(
                 fn=convolved,
                 args=(Array(shape=(4, 64, 64, 256)), *(Array(shape=(3, 3, 256, 256)),) * 2),
-                options=plan_options("tpu", "v5e", convolves=convolves),
+                options=plan_options(parse_topology("v5e:1x1"), convolves=convolves),
             )
             for convolves in (False, True)
         ),
@@ -110,12 +113,28 @@ PROBES = (
             == [False, True]
         ),
     ),
+    *(
+        Probe(
+            of="slice-scatters",
+            topology=topology,
+            programs=tuple(
+                Program(fn=lambda x: scattered(x, 16), args=(SUMMED,), devices=16, options=options)
+                for options in ({}, SLICE_SCATTERS)
+            ),
+            shows="a scatter over all of a slice stays one with the option alone",
+            seen=lambda summed, scattered: (
+                (summed.count("all-reduce"), summed.count("reduce-scatter")) == (1, 0)
+                and (scattered.count("all-reduce"), scattered.count("reduce-scatter")) == (0, 1)
+            ),
+        )
+        for topology in ("v5e:4x4", "v6e:4x4")
+    ),
     Probe(
         of="fused-broadcasts",
         topology="v6e:1x1",
         programs=tuple(
             Program(fn=_masked_attention, args=(Array(shape=(BATCH, KEYS, 64)),) * 3, options=options)
-            for options in ({}, plan_options("tpu", "v6e"))
+            for options in ({}, plan_options(parse_topology("v6e:1x1")))
         ),
         shows="scale and mask of scores are stored in the size of the scores without the option alone",
         seen=lambda stored, fused: (
