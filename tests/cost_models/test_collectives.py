@@ -105,10 +105,10 @@ def test_an_all_reduce_adds_the_bandwidths_of_whole_dims() -> None:
     [
         # rings used by an all-gather, a reduce-scatter and an all-reduce over the last axis, as libtpu compiles them
         ("v5e:16x16", (16, 16), (1, 1, 1)),
-        ("v5e:16x16", (1, 256), (1, 2, 2)),
+        ("v5e:16x16", (1, 256), (1, 1, 2)),
         ("v5e:16x16", (2, 128), (1, 1, 1)),
         ("v5p:4x4x4", (4, 16), (1, 1, 2)),
-        ("v5p:4x4x4", (1, 64), (3, 3, 3)),
+        ("v5p:4x4x4", (1, 64), (3, 1, 3)),
     ],
 )
 def test_a_torus_group_uses_the_rings_that_the_compiler_uses(
@@ -118,6 +118,13 @@ def test_a_torus_group_uses_the_rings_that_the_compiler_uses(
     ring = parse_topology(name).link_bytes_per_s[0] * 2 / (1 - 1 / link.size)
     used = [passes / affine(kind, (link,))[1] / ring for kind, passes in zip(KINDS, (1, 1, 2), strict=True)]
     np.testing.assert_allclose(used, rings)
+
+
+@pytest.mark.parametrize(("name", "rings"), [("v6e:16x16", 2), ("v5e:16x16", 1)])
+def test_sparse_cores_scatter_over_all_dims_of_a_slice(name: str, rings: int) -> None:
+    topology = parse_topology(name)
+    _, per_byte = Roofline(topology=topology).collective_affine("reduce-scatter", axes(name, (256,)))
+    assert per_byte == pytest.approx(255 / 256 / (rings * 2 * topology.link_bytes_per_s[0]))
 
 
 def test_axes_that_share_a_ring_are_together_that_ring() -> None:

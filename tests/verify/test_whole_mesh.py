@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from cost_models import Roofline, objective, parse_topology
+from planner.compiler.emission.options import plan_options
 from planner.pricing.mesh import make_mesh
 from planner.verify.aot import aot_compile, unavailable_reason
 
@@ -65,7 +66,8 @@ def test_the_compiler_makes_all_reduces_where_the_table_says(topology: str, shap
     sizes = (4096, 32768)  # 8 and 64 MiB
     jobs = [(kind, axes, rows) for kind in ("all-gather", "reduce-scatter") for axes in groups for rows in sizes]
     jitted, args = program(shape, jobs)
-    report = aot_compile(jitted, args, mesh_shape=shape, topology=topology)
+    options = plan_options(chips)
+    report = aot_compile(jitted, args, mesh_shape=shape, topology=topology, compiler_options=options)
     assert report.ok, report.message
     expected = [(mesh.runs_as(kind, mesh.mask(axes), 2.0 * rows * COLUMNS), axes) for kind, axes, rows in jobs]
     found = [(c.kind, c.axes(shape)) for c in report.collectives if c.kind != "collective-permute"]
