@@ -44,6 +44,7 @@ def all_reduced_bytes(
         reduce-scatter over all    three dims: always (TPU7x: never); a square of 4 x 4 or more: always; of a block that is
                                    not all of the slice: always, but for blocks of up to 4 of two dims; else where small
         all-gather over all        of 64 devices or more: three dims: always; two: up to 16 MiB
+        over one of several slices likewise, but that scatters over two dims stay
 
     By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices from 4 to 512 devices and 32 KiB to 512 MiB, bfloat16 and
     float32 alike, in a `shard_map` or by constraint; over axes of a mesh that are not all of it, nothing becomes an
@@ -55,20 +56,21 @@ def all_reduced_bytes(
     if platform != "tpu" or kind not in ("reduce-scatter", "all-gather"):
         return 0.0
     small = LEAST_SCATTERED_BYTES * group - 1.0 if kind == "reduce-scatter" else 0.0
-    if group < devices or topology.nodes > 1 or (kind == "reduce-scatter" and slice_scatters):
+    of_slice, in_slice = topology.num_devices // topology.nodes, devices // topology.nodes
+    if group != in_slice or (kind == "reduce-scatter" and slice_scatters):
         return small
     dims = [
         extent for extent, wires in zip(topology.shape, topology.kind, strict=True) if wires == "torus" and extent > 1
     ]
     if kind == "all-gather":
-        if devices < max(LARGE_SLICE, topology.num_devices):
+        if in_slice < max(LARGE_SLICE, of_slice):
             return 0.0
         return math.inf if len(dims) > 2 else LARGEST_GATHER_BY_SUM_BYTES
     if topology.chip.name.startswith("tpu7x") or (
-        len(dims) == 2 and devices <= min(SMALL_BLOCK, topology.num_devices - 1)
+        len(dims) == 2 and (in_slice <= min(SMALL_BLOCK, of_slice - 1) or topology.nodes > 1)
     ):
         return small
-    block, cores = devices < topology.num_devices, topology.kind[-1] != "torus"
+    block, cores = in_slice < of_slice, topology.kind[-1] != "torus"
     square = len(dims) == 2 and dims[0] == dims[1] >= 4
     return math.inf if block or cores or square or len(dims) > 2 else small
 

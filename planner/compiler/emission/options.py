@@ -170,14 +170,16 @@ def _async_collectives(chip: str) -> Mapping[str, str]:
 
 @lru_cache(maxsize=256)
 def scatters_over_slices(topology: Topology) -> bool:
-    """Whether plans for a topology keep reduce-scatters over all of it, as they take less time than all-reduces."""
-    links = topology.links((topology.num_devices,)) if topology.chip.platform == "tpu" and topology.nodes == 1 else None
-    if links is None:
+    """Whether plans for a topology keep reduce-scatters over all of a slice, as they take less time than all-reduces."""
+    links = topology.links((topology.nodes, topology.num_devices // topology.nodes))
+    if topology.chip.platform != "tpu" or links is None:
         return False
     prices = Roofline(topology=topology)
     scatter, all_reduce = (
         latency_s + per_byte * SCATTERED_BYTES
-        for latency_s, per_byte in (prices.collective_affine(kind, links) for kind in ("reduce-scatter", "all-reduce"))
+        for latency_s, per_byte in (
+            prices.collective_affine(kind, links[1:]) for kind in ("reduce-scatter", "all-reduce")
+        )
     )
     return scatter < all_reduce
 

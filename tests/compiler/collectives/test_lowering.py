@@ -9,6 +9,7 @@ import pytest
 from cost_models import Roofline, parse_topology
 from planner.compiler.collectives.lowering import all_reduced_bytes
 from planner.compiler.collectives.overlap import HIDDEN
+from planner.compiler.emission.options import SLICE_SCATTERS, plan_options, scatters_over_slices
 from planner.compiler.targets.table import flops_that_hide
 
 ALWAYS, NEVER, GATHERED = math.inf, 0.0, 16 * 2**20
@@ -58,6 +59,45 @@ def test_groups_of_some_devices_and_other_kinds() -> None:
 def test_scatters_over_a_small_block_of_two_dims_stay_scatters(name: str, devices: int, always: bool) -> None:
     found = all_reduced_bytes("reduce-scatter", parse_topology(name), group=devices, devices=devices)
     assert found == (ALWAYS if always else 4096 * devices - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "scatter", "gather"),
+    [("v5p:4x4x4*2", ALWAYS, ALWAYS), ("v5e:16x16*2", None, GATHERED), ("v5e:4x4*2", None, NEVER)],
+)
+def test_groups_of_one_of_several_slices(name: str, scatter: float | None, gather: float) -> None:
+    topology = parse_topology(name)
+    count, everything = topology.num_devices // 2, topology.num_devices
+    small = 4096 * count - 1
+    assert all_reduced_bytes("all-gather", topology, group=count, devices=everything) == gather
+    assert all_reduced_bytes("all-gather", topology, group=everything, devices=everything) == NEVER
+    found = all_reduced_bytes("reduce-scatter", topology, group=count, devices=everything)
+    assert found == (small if scatter is None else scatter)
+
+
+@pytest.mark.parametrize(
+    ("name", "stay"),
+    [
+        ("v5e:4x4", True),
+        ("v5e:16x16", False),
+        ("v5e:4x4*2", True),
+        ("v5e:16x16*2", False),
+        ("v5p:4x4x4", False),
+        ("v6e:16x16", True),
+        ("h100:8", False),
+        ("cpu:8", False),
+    ],
+)
+def test_scatters_over_slices_stay_where_they_take_less_than_all_reduces(name: str, stay: bool) -> None:
+    topology = parse_topology(name)
+    assert scatters_over_slices(topology) == stay
+    assert (SLICE_SCATTERS.items() <= plan_options(topology).items()) == stay
+    if topology.chip.platform == "tpu":
+        count = topology.num_devices // topology.nodes
+        kept = all_reduced_bytes(
+            "reduce-scatter", topology, group=count, devices=topology.num_devices, slice_scatters=True
+        )
+        assert kept == 4096 * count - 1
 
 
 def test_other_platforms() -> None:
