@@ -59,7 +59,8 @@ def test_a_plan_whose_weights_are_split_over_all_devices_passes_its_check() -> N
     """Their gradients are scattered over a whole slice, which the compiler does as it is told to: so it is promised."""
 
     def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
-        return jnp.tanh(h @ w.astype(h.dtype)) + h, None
+        up, down = w.astype(h.dtype)
+        return jnp.tanh(h @ up) @ down + h, None
 
     def step(weights: jax.Array, x: jax.Array) -> jax.Array:
         def loss(weights: jax.Array) -> jax.Array:
@@ -69,10 +70,10 @@ def test_a_plan_whose_weights_are_split_over_all_devices_passes_its_check() -> N
 
     plan = planner.plan(
         step,
-        (jax.ShapeDtypeStruct((4, 2048, 2048), jnp.float32), jax.ShapeDtypeStruct((65536, 2048), jnp.bfloat16)),
+        (jax.ShapeDtypeStruct((4, 2, 2048, 2048), jnp.float32), jax.ShapeDtypeStruct((65536, 2048), jnp.bfloat16)),
         topology="v5e:4x4",
         mesh={"x": 16},
-        pins={"weights": P(None, None, "x"), "x": P("x")},
+        pins={"weights": P(None, None, None, "x"), "x": P("x")},
         donate_argnums=0,
         options=planner.Options(check="always"),
     )
