@@ -79,7 +79,7 @@ def for_tpu() -> planner.Plan:
 def test_a_plan_for_tpus_turns_windowed_einsum_off_and_async_collectives_on(
     for_tpu: planner.Plan, tmp_path: Path
 ) -> None:
-    off = plan_options(parse_topology("v5e:2x4"))
+    off = plan_options(TPUS["v5e"])
     assert for_tpu.decision.compiler_options == off
     assert "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000" in str(for_tpu)
     made = lower_request(
@@ -114,7 +114,7 @@ def test_convolutions_keep_their_space_whole_unless_the_compiler_is_asked() -> N
 
     args = jax.ShapeDtypeStruct((8, 32, 32, 128), jnp.float32), jax.ShapeDtypeStruct((3, 3, 128, 128), jnp.float32)
     decision = planner.plan(fn, args, topology="v5e:2x4", options=NEVER).decision
-    own = plan_options(parse_topology("v5e:2x4"))
+    own = plan_options(TPUS["v5e"])
     assert decision.compiler_options == {**own, **NO_SPACE_TO_BATCH}
     assert own in [variant.compiler_options for variant in variants(decision)]
     on_gpus = planner.plan(fn, args, topology="h100:8", options=NEVER).decision
@@ -131,11 +131,11 @@ def test_collectives_by_sparse_cores_are_on_where_runs_are_published_and_a_varia
     installed: Callable[[str | None], None],
 ) -> None:
     installed("libtpu 0.0.42.1")
-    assert SPARSE_CORE_COLLECTIVES.items() <= plan_options(parse_topology("v6e:2x2")).items()
-    assert not SPARSE_CORE_COLLECTIVES.keys() & plan_options(parse_topology("v5p:2x2x2")).keys()
+    assert SPARSE_CORE_COLLECTIVES.items() <= plan_options(TPUS["v6e"]).items()
+    assert not SPARSE_CORE_COLLECTIVES.keys() & plan_options(TPUS["v5p"]).keys()
     made = planner.plan(mlp, shapes(mlp_args()), topology="v5p:2x2x2", options=NEVER)
     _, sparse = variants(made.decision)
-    assert sparse.compiler_options == {**plan_options(parse_topology("v5p:2x2x2")), **SPARSE_CORE_COLLECTIVES}
+    assert sparse.compiler_options == {**plan_options(TPUS["v5p"]), **SPARSE_CORE_COLLECTIVES}
 
 
 @pytest.mark.parametrize("release", ["libtpu 0.0.43", "libtpu 0.0.52", None])
@@ -163,10 +163,10 @@ def test_options_that_end_in_errors_are_left_out(installed: Callable[[str | None
 
 def test_only_plans_for_v6e_have_the_option_that_fuses_broadcasts() -> None:
     name = "xla_tpu_enable_aggressive_broadcast_priority_update"
-    assert plan_options(parse_topology("v6e:2x2"))[name] == "true"
+    assert plan_options(TPUS["v6e"])[name] == "true"
     assert all(name not in plan_options(TPUS[chip]) for chip in TPUS if chip != "v6e")
     made = planner.plan(mlp, shapes(mlp_args()), topology="v6e:2x2", options=NEVER)
-    assert made.decision.compiler_options == plan_options(parse_topology("v6e:2x2"))
+    assert made.decision.compiler_options == plan_options(TPUS["v6e"])
 
 
 def test_plans_for_cpus_have_no_variants() -> None:

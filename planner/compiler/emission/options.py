@@ -171,17 +171,15 @@ def _async_collectives(chip: str) -> Mapping[str, str]:
 @lru_cache(maxsize=256)
 def scatters_over_slices(topology: Topology) -> bool:
     """Whether plans for a topology keep reduce-scatters over all of a slice, as they take less time than all-reduces."""
-    links = topology.links((topology.nodes, topology.num_devices // topology.nodes))
-    if topology.chip.platform != "tpu" or links is None:
+    if topology.chip.platform != "tpu":
         return False
-    prices = Roofline(topology=topology)
-    scatter, all_reduce = (
-        latency_s + per_byte * SCATTERED_BYTES
-        for latency_s, per_byte in (
-            prices.collective_affine(kind, links[1:]) for kind in ("reduce-scatter", "all-reduce")
-        )
-    )
-    return scatter < all_reduce
+    links = topology.links((topology.nodes, topology.num_devices // topology.nodes)) or ()
+
+    def seconds(kind: str) -> float:
+        latency_s, per_byte = Roofline(topology=topology).collective_affine(kind, links[1:])
+        return latency_s + per_byte * SCATTERED_BYTES
+
+    return seconds("reduce-scatter") < seconds("all-reduce")
 
 
 def plan_options(topology: Topology, *, offloads: bool = False, convolves: bool = False) -> Mapping[str, str]:

@@ -110,6 +110,7 @@ def _at_once(found: Compiled) -> bool:
     return opcodes == ["collective-permute-start"] * 2 + ["collective-permute-done"] * 2
 
 
+SLICE_SUM = Program(fn=lambda x: scattered(x, 16), args=(Array(shape=(16384, 1024), spec=P("x")),), devices=16)
 SUMS = Program(
     fn=lambda *arrays: tuple(laid((one * one).sum(0), 4) for one in arrays),
     args=tuple(Array(shape=(1024, width), spec=P("x")) for width in (128, 256, 512)),
@@ -218,7 +219,7 @@ PROBES = (
     Probe(
         of="reduce-scatter-decomposer",
         topology="v5e:4x4",
-        programs=(Program(fn=lambda x: scattered(x, 16), args=(Array(shape=(16384, 1024), spec=P("x")),), devices=16),),
+        programs=(SLICE_SUM,),
         shows="a sum that is scattered over all of a torus is summed whole",
         seen=lambda found: found.count("all-reduce") == len(found.report.collectives) == 1,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from cost_models import parse_topology
 from planner.compiler.emission.options import SLICE_SCATTERS, plan_options
-from tests.compiler.probes.collectives import scattered
+from tests.compiler.probes.collectives import SLICE_SUM
 from tests.compiler.probes.layout import AT, BATCH, CACHE, HEADS, LAYERS, STACK_BYTES, WIDTH, convolved
 from tests.compiler.probes.probe import Array, Probe, Program, laid
 
@@ -20,7 +21,6 @@ STEPS, ROWS = 16, 8192
 STEPS_BYTES = 2 * STEPS * ROWS * 1024
 KEYS = 4096
 SCORES_BYTES = 4 * BATCH * KEYS * KEYS
-SUMMED = Array(shape=(16384, 1024), spec=P("x"))
 
 
 def _tensor_parallel(x: Any, up: Any, down: Any) -> Any:
@@ -117,14 +117,11 @@ PROBES = (
         Probe(
             of="slice-scatters",
             topology=topology,
-            programs=tuple(
-                Program(fn=lambda x: scattered(x, 16), args=(SUMMED,), devices=16, options=options)
-                for options in ({}, SLICE_SCATTERS)
-            ),
+            programs=(SLICE_SUM, replace(SLICE_SUM, options=SLICE_SCATTERS)),
             shows="a scatter over all of a slice stays one with the option alone",
-            seen=lambda summed, scattered: (
+            seen=lambda summed, kept: (
                 (summed.count("all-reduce"), summed.count("reduce-scatter")) == (1, 0)
-                and (scattered.count("all-reduce"), scattered.count("reduce-scatter")) == (0, 1)
+                and (kept.count("all-reduce"), kept.count("reduce-scatter")) == (0, 1)
             ),
         )
         for topology in ("v5e:4x4", "v6e:4x4")
