@@ -3,7 +3,7 @@
 They end in a verdict. A plan that does not compile or computes wrong numbers is rejected, and so is one that does not fit
 by the compiler for a TPU or GPU, or that is predicted not to fit where no compiler says otherwise. A plan is suspicious
 where a broken promise costs more than a little of a call, or its schedule takes more than the promised interval: others
-are tried, and the fastest by the compiler's schedule is handed over. Smaller differences are told.
+are tried, also with less saved, and the fastest by the compiler's schedule is handed over. Smaller differences are told.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ class Verdict:
     `rejected`: why it must not be handed over. `suspicious`: why a plan that is predicted to be slower may be faster.
     `memory_share`: the part of the memory limit that may be promised so that as much as the compiler needed fits, of a plan
     that does not, and of one that is slower than promised for want of memory so that there is room. `seconds` are those of
-    the compiler's schedule, where it is known.
+    the compiler's schedule, where it is known, and `computing_more` those that a plan slower than promised computes beyond
+    its promise.
     """
 
     rejected: str | None = None
     memory_share: float | None = None
     suspicious: str | None = None
     seconds: float | None = None
+    computing_more: float = 0.0
 
     @property
     def accepted(self) -> bool:
@@ -157,6 +159,7 @@ def _verdict(made: Plan, checked: Sequence[Checked], verification: Verification)
         suspicious=f"collectives: {collectives.reason}" if collectives.ok is False else slower,
         memory_share=LESS * memory.peak[0] / memory.limit_bytes if crowded else None,
         seconds=seconds.scheduled,
+        computing_more=max(seconds.computing_more, 0.0) if slower is not None else 0.0,
     )
 
 

@@ -2,7 +2,8 @@
 
 Compilers reject or miscompile what was not foreseen; then the next best mesh is tried, and at last the best plan without
 constraints inside. Of a plan that does not fit by its compiler, or that is slower than promised and leaves no room in the
-memory, one that promises to take less is sought, on any mesh and in any form. Where nothing is predicted to fit, plans that
+memory, one that promises to take less is sought, on any mesh and in any form; of one that computes longer than promised,
+one that saves less (`dearer_saving`). Where nothing is predicted to fit, plans that
 come near it are proposed if a compiler judges them. A suspicious plan is kept while others are tried that may be faster;
 the fastest by its compiler's schedule is proposed again.
 """
@@ -27,13 +28,17 @@ from planner.search.fewer_devices import on_fewer_devices
 from planner.search.mesh_search import SearchOptions, SearchResult, search
 from planner.search.problem import PlanningProblem
 from planner.units import quantity
+from planner.variants.dearer_saving import with_dearer_saving
 from planner.variants.problem_variants import ProblemVariants
+from planner.variants.variant_result import VariantResult
 from planner.variants.variant_search import best_variant
 
 FALLBACKS = 3
 """How many next best plans are tried when a check fails."""
 JUDGED = "nothing is predicted to fit: the compiler finds that this plan does, and may compute values again for it"
 """What a plan above the limit says, which is handed over only if the compiler finds so."""
+OTHERS_SAVED = " with other values saved"
+"""What is told of a plan beside that of another form."""
 ONE_DEVICE = {"x": 1}
 NOTED_SHARE = 0.9
 """The share of a lower limit from which on a plan says that it keeps to that."""
@@ -67,6 +72,8 @@ class MeshCandidates:
         # Plans that may be handed over, with the seconds of their schedules; bytes that those need which do not fit.
         self._kept: list[tuple[float, Decision]] = []
         self._needed: list[float] = []
+        # Where the last plan saves less than the one before: the problem, the notes and the limit of that.
+        self._more_saved: tuple[PlanningProblem, tuple[str, ...], float] | None = None
 
     def propose(self) -> Decision:
         """See `planner.planning.candidates.Candidates`."""
@@ -173,7 +180,7 @@ class MeshCandidates:
             # No plan that promises to take so little will do: on another mesh the compiler may need what was promised.
             self._limit_bytes = self._most_bytes
             self._dropped[shape_key(self._tried[-1].mesh_shape)] = self._failures[-1]
-        return self._again(self._meshes)
+        return self._with_less_saved() or self._again(self._meshes)
 
     def _within(self, limit: float) -> SearchResult | None:
         """The best plans within a lower limit, in the same form or else in any; None where none may be faster."""
@@ -191,6 +198,37 @@ class MeshCandidates:
             return None
         if best.result.candidates[0].value >= self._fastest_kept:
             return None
+        return self._taking(best)
+
+    def _with_less_saved(self) -> SearchResult | None:
+        """The best plans that save less, where the last one computes longer than promised; None where none may be faster.
+
+        On other meshes, with the same saved, compilers compute as long. If less saved was no faster, what is tried next is
+        in the form before.
+        """
+        if self._more_saved is not None and self._kept[-1][0] > self._fastest_kept:
+            (self._problem, self._notes, self._limit_bytes), self._more_saved = self._more_saved, None
+            return None
+        if not self._verdict.computing_more:
+            return None
+        kept = {shape_key(decision.mesh_shape) for _, decision in self._kept}
+        best = with_dearer_saving(
+            self._variants,
+            self._problem,
+            [shape for shape in self._meshes if shape_key(shape) not in self._dropped or shape_key(shape) in kept],
+            self._options,
+            seconds=self._verdict.computing_more,
+            below=self._fastest_kept,
+            deadline=Deadline.after(self._deadline.left(1.0)),
+        )
+        if best is None or any(decision.form == best.problem.program.form for decision in self._tried):
+            return None
+        self._more_saved = self._problem, self._notes, self._limit_bytes
+        return self._taking(best)
+
+    def _taking(self, best: VariantResult) -> SearchResult:
+        """The plans of another form, which are gone on with."""
+        request = self._variants.request
         self._problem = best.problem.with_objective(request.objective, request.memory_limit)
         self._notes = (*self._own_notes, *best.notes)
         self._limit_bytes, self._bound = best.limit_bytes, min(self._bound, best.result.unlimited)
@@ -224,7 +262,7 @@ class MeshCandidates:
         if len(self._kept) == 1:
             return replace(best, notes=tuple(dict.fromkeys((*best.notes, *self._failures))))
         others = ", ".join(
-            f"{mesh_text(decision.mesh_shape)} {quantity(other, 's')}"
+            f"{mesh_text(decision.mesh_shape)}{OTHERS_SAVED * (decision.form != best.form)} {quantity(other, 's')}"
             for other, decision in self._kept
             if decision is not best
         )

@@ -291,6 +291,12 @@ class Front:
         if least.bytes < ALIKE * before.bytes:
             yield least
 
+    def charged(self, choice: Choice, seconds: float) -> Choice:
+        """The fastest choice if saving took more: so many seconds of one chip for what another choice saves, by bytes."""
+        at = [int(first) + i for first, own in zip(self._first, choice.saved, strict=False) for i in own]
+        saving = float(self._saving[at].sum())
+        return self._cut(saving=self._saving * (1 + seconds / saving)) if saving and seconds > 0 else choice
+
     def within(self, budget: float) -> Choice:
         """The fastest choice within so many bytes of all devices."""
         return self._cut(budget=budget)

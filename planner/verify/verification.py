@@ -41,10 +41,14 @@ MOST_MESSAGE = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Seconds of a call: `predicted`, and `scheduled`, those of the compiler's schedule; `reason` has them in words."""
+    """Seconds of a call: `predicted`, and `scheduled`, those of the compiler's schedule; `reason` has them in words.
+
+    `computing_more` are the seconds that the schedule computes beyond the predicted ones, waiting for collectives aside.
+    """
 
     predicted: float
     scheduled: float
+    computing_more: float
     reason: str
 
 
@@ -294,6 +298,7 @@ def _scheduled(decision: Decision, hlo: str, platform: str) -> Seconds | None:
     return Seconds(
         predicted=predicted,
         scheduled=estimate.seconds,
+        computing_more=estimate.compute_seconds - decision.predicted.compute_seconds,
         reason=f"{quantity(estimate.seconds, 's')} by the compiler's schedule, {exposed} of them waiting for "
         f"collectives; {quantity(predicted, 's')} predicted",
     )

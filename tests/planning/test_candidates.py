@@ -190,28 +190,69 @@ def test_a_plan_that_is_slow_for_want_of_memory_gives_way_to_one_that_takes_less
     assert any("is suspicious: seconds" in note for note in plan.notes)
 
 
+def layers(ws: Any, x: Any) -> Any:
+    """The gradient of several layers, whose backward pass reads what it may as well compute again."""
+
+    def layer(h: Any, w: Any) -> Any:
+        return jnp.tanh(jnp.tanh(h @ w) @ w.T), None
+
+    return jax.grad(lambda ws: jnp.sum(jax.lax.scan(layer, x, ws)[0] ** 2))(ws)
+
+
+LAYERS = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.float32), jax.ShapeDtypeStruct((65536, 1024), jnp.float32)
+ON_EIGHT: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"x": 8}, "options": planner.Options(microbatches=1)}
+
+
 def test_a_plan_that_is_slow_for_want_of_memory_may_give_way_to_one_that_saves_less(
     scripted: Callable[..., Compiler],
 ) -> None:
-    def layers(ws: Any, x: Any) -> Any:
-        def layer(h: Any, w: Any) -> Any:
-            return jnp.tanh(jnp.tanh(h @ w) @ w.T), None
-
-        return jax.grad(lambda ws: jnp.sum(jax.lax.scan(layer, x, ws)[0] ** 2))(ws)
-
-    given = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.float32), jax.ShapeDtypeStruct((65536, 1024), jnp.float32)
-    asked: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"x": 8}, "options": planner.Options(microbatches=1)}
     scripted(report(seconds=1e-9))
-    first = planner.plan(layers, given, **asked)
+    first = planner.plan(layers, LAYERS, **ON_EIGHT)
     limit = 1.1 * first.predicted.peak_bytes
     compiler = scripted(report(peak=limit, seconds=100.0), report(seconds=1e-9))
-    plan = planner.plan(layers, given, **asked, memory_limit=limit)
+    plan = planner.plan(layers, LAYERS, **ON_EIGHT, memory_limit=limit)
     assert len(compiler.seen) == 2
     assert plan.predicted.peak_bytes < 0.92 * first.predicted.peak_bytes
     assert plan.predicted.flops > first.predicted.flops
     assert plan.decision.form != first.decision.form
     assert plan.decision.request.memory_limit == limit
     assert plan.certificate.lower_bound <= plan.certificate.value
+
+
+def test_a_plan_that_computes_longer_than_promised_gives_way_to_one_that_saves_less(
+    scripted: Callable[..., Compiler],
+) -> None:
+    scripted(report(seconds=1e-9))
+    first = planner.plan(layers, LAYERS, **ON_EIGHT)
+    compiler = scripted(report(seconds=100.0), report(seconds=1e-9))
+    plan = planner.plan(layers, LAYERS, **ON_EIGHT)
+    assert len(compiler.seen) == 2
+    assert plan.decision.form != first.decision.form
+    assert plan.predicted.peak_bytes < first.predicted.peak_bytes
+    assert plan.predicted.flops > first.predicted.flops
+    assert plan.certificate.lower_bound <= plan.certificate.value
+    assert any("is suspicious: seconds" in note for note in plan.notes)
+    assert any("(others: x=8 with other values saved 100 s)" in note for note in plan.notes)
+    assert word(plan, "compiling")
+
+
+def test_a_plan_that_saves_less_and_is_no_faster_is_not_handed_over(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(seconds=100.0), report(seconds=101.0), report(seconds=102.0), report(seconds=103.0))
+    asked: dict[str, Any] = {"topology": "v5e:2x4", "options": planner.Options(microbatches=1)}
+    plan = planner.plan(layers, LAYERS, **asked)
+    seen = [mesh for mesh, _ in compiler.seen]
+    assert plan.decision.mesh_shape == seen[0]
+    assert len(seen) == 4
+    assert seen[0] not in seen[2:], "what is tried next is on other meshes"
+    assert any("the fastest of 4 plans by the compiler's schedule, 100 s" in note for note in plan.notes)
+
+
+def test_what_is_saved_stays_where_a_user_says_it(scripted: Callable[..., Compiler]) -> None:
+    compiler = scripted(report(seconds=100.0), report(seconds=1e-9))
+    asked = {**ON_EIGHT, "options": planner.Options(microbatches=1, remat="none")}
+    plan = planner.plan(layers, LAYERS, **asked)
+    assert len(compiler.seen) == 1
+    assert any("suspicious" in note for note in plan.notes)
 
 
 def test_a_suspicious_plan_stays_where_the_others_are_no_better(scripted: Callable[..., Compiler]) -> None:

@@ -60,6 +60,15 @@ def test_everything_computes_no_matmul_again_and_nothing_all_of_them() -> None:
     assert matmuls(front.nothing.repeated[0]) == matmuls(front.written.repeated[0]) == 1
 
 
+def test_less_is_saved_where_saving_takes_more() -> None:
+    front = Front(crossings(trace(PROGRAMS["checkpointed"](), arguments())), CHIP)
+    before, dearer = front.everything, front.charged(front.everything, seconds=1.0)
+    assert dearer.bytes < before.bytes
+    assert dearer.flops > before.flops
+    assert front.charged(before, seconds=0.0) == before
+    assert front.charged(front.fastest, seconds=1e-15).saved == front.fastest.saved
+
+
 def test_layers_written_out_that_save_everything_have_no_barrier() -> None:
     program = trace(PROGRAMS["written_out_checkpointed"](), arguments())
     front = Front(crossings(program), CHIP)
