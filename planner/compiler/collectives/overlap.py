@@ -7,8 +7,10 @@ well.
 
 All-reduce combining: sums that no matmul of their body waits for, such as gradients, are a few large ones. Each is
 charged its part of the latency of one (58 to 3 sums in a train step of BERT whose layers are written out; XLA's pass
-`all-reduce-combiner`). Others are combined that wait for as many sums before them, such as those of a mean and a variance
-(of ResNet-50's 212 sums of batch norms 98 are left on v5e:4x4, of pairs, and where branches part of four).
+`all-reduce-combiner`). Others, of reductions, are combined that wait for as many sums before them, such as those of a mean
+and a variance (of ResNet-50's 212 sums of batch norms 98 are left on v5e:4x4, of pairs, and where branches part of four).
+Those of products are priced apart: the compiler combines queries, keys and values that are summed over the same devices,
+but these are decided apart, and in decode steps over v5e:16x16 only the queries are sums.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def combined(graph: Graph, grouping: Grouping, flow: Flow, merged: Collection[in
     unawaited = unawaited_sums(graph, flow)
     counts = Counter(t.region for t in unawaited)
     found = {t.id: 1 / counts[t.region] for t in unawaited}
-    awaited = [t for t in flow.transfers if t.reduced and t.id not in found and t.id not in merged]
+    others = [t for t in flow.transfers if t.reduced and t.id not in found and t.id not in merged]
+    awaited = [t for t in others if not _is_of_product(graph, t)]
     before = _sums_before(graph, {t.tensor for t in awaited})
 
     def kind(transfer: Transfer) -> tuple[Hashable, ...]:
@@ -50,6 +53,11 @@ def combined(graph: Graph, grouping: Grouping, flow: Flow, merged: Collection[in
     for transfer in awaited:
         together[kind(transfer)].add(transfer.tensor)
     return found | {t.id: 1 / len(together[kind(t)]) for t in awaited if len(together[kind(t)]) > 1}
+
+
+def _is_of_product(graph: Graph, transfer: Transfer) -> bool:
+    maker = graph.maker(transfer.tensor)
+    return maker is not None and traits(maker.kind).matmul
 
 
 def _sums_before(graph: Graph, sums: Collection[int]) -> list[int]:

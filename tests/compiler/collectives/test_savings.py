@@ -100,6 +100,14 @@ def test_sums_that_wait_for_as_many_sums_are_combined() -> None:
     assert merged.latency.keys().isdisjoint(merged.reassociated)
 
 
+def test_sums_of_products_that_matmuls_wait_for_are_priced_apart() -> None:
+    """Whether queries and keys are sums, and over which devices, is decided apart."""
+    found = model(lambda x, q, k: jnp.tanh(x @ q) @ jnp.tanh(x @ k).T, X, W, W)
+    awaited = [op.results[0] for op in found.graph.of_kinds(("dot_general",))][:2]
+    assert {t.tensor for t in found.flow.transfers if t.reduced} >= set(awaited)
+    assert all(t.id not in found.savings.latency for t in found.flow.transfers if t.tensor in awaited)
+
+
 def test_sums_that_only_the_next_trip_waits_for_are_combined() -> None:
     """Those of what a trip leaves in the carry with those of what it stacks: libtpu makes one all-reduce of both."""
 
