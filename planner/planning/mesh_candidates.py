@@ -3,22 +3,23 @@
 Compilers reject or miscompile what was not foreseen; then the next best mesh is tried, and at last the best plan without
 constraints inside. Of a plan that does not fit by its compiler, or that is slower than promised and leaves no room in the
 memory, one that promises to take less is sought, on any mesh and in any form; of one that computes longer than promised,
-one that saves less (`dearer_saving`). Where nothing is predicted to fit, plans that
-come near it are proposed if a compiler judges them. A suspicious plan is kept while others are tried that may be faster;
-the fastest by its compiler's schedule is proposed again.
+one that saves less (`dearer_saving`). Where nothing is predicted to fit, plans that come near it are proposed if a compiler
+judges them. A suspicious plan is kept while others are tried that may be faster; the fastest by its compiler's schedule is
+proposed again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, final
 
 from pbqp.deadline import Deadline
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
-from planner.errors import CompileError, InfeasibleError, PinError
+from planner.errors import ArgumentError, CompileError, InfeasibleError, PinError
 from planner.options import Options
 from planner.planning.checks import Verdict, why_not_compiled
 from planner.plans.finalize import decide
@@ -206,21 +207,24 @@ class MeshCandidates:
         On other meshes, with the same saved, compilers compute as long. If less saved was no faster, what is tried next is
         in the form before.
         """
-        if self._more_saved is not None and self._kept[-1][0] > self._fastest_kept:
+        fastest = min(self._kept, key=lambda pair: pair[0])[1] if self._kept else None
+        if self._more_saved is not None and fastest is not self._tried[-1]:
             (self._problem, self._notes, self._limit_bytes), self._more_saved = self._more_saved, None
             return None
         if not self._verdict.computing_more:
             return None
         kept = {shape_key(decision.mesh_shape) for _, decision in self._kept}
-        best = with_dearer_saving(
-            self._variants,
-            self._problem,
-            [shape for shape in self._meshes if shape_key(shape) not in self._dropped or shape_key(shape) in kept],
-            self._options,
-            seconds=self._verdict.computing_more,
-            below=self._fastest_kept,
-            deadline=Deadline.after(self._deadline.left(1.0)),
-        )
+        best = None
+        with suppress(ArgumentError, PinError):  # of an op or a value that the other form does not have
+            best = with_dearer_saving(
+                self._variants,
+                self._problem,
+                [shape for shape in self._meshes if shape_key(shape) not in self._dropped or shape_key(shape) in kept],
+                self._options,
+                seconds=self._verdict.computing_more,
+                below=self._fastest_kept,
+                deadline=Deadline.after(self._deadline.left(1.0)),
+            )
         if best is None or any(decision.form == best.problem.program.form for decision in self._tried):
             return None
         self._more_saved = self._problem, self._notes, self._limit_bytes

@@ -35,7 +35,9 @@ def with_dearer_saving(
     """The best plans of a value `below` this in the form that is `planned`, but for what it saves.
 
     `seconds` are those of a call, on each device, that a compiled plan computed beyond its promise. None where what is
-    saved is not left to the planner, where the same choice stays the fastest, and where no plan is below. Raises: PinError.
+    saved is not left to the planner, where the same choice stays the fastest, and where no plan is below.
+
+    Raises: ArgumentError, PinError.
     """
     form = planned.program.form
     if options.remat != "auto" or form.offloaded or not (found := variants.forms.crossings(form)):

@@ -247,6 +247,19 @@ def test_a_plan_that_saves_less_and_is_no_faster_is_not_handed_over(scripted: Ca
     assert any("the fastest of 4 plans by the compiler's schedule, 100 s" in note for note in plan.notes)
 
 
+def test_where_a_plan_that_saves_less_does_not_compile_other_meshes_are_tried(
+    scripted: Callable[..., Compiler],
+) -> None:
+    error = AotReport(status="error", message="the compiler dies", seconds=1.0)
+    compiler = scripted(report(seconds=100.0), lambda: (error, 0.0), report(seconds=1e-9))
+    asked: dict[str, Any] = {"topology": "v5e:2x4", "options": planner.Options(microbatches=1)}
+    first = planner.plan(layers, LAYERS, topology="v5e:2x4", options=planner.Options(microbatches=1, check="never"))
+    plan = planner.plan(layers, LAYERS, **asked)
+    assert len(compiler.seen) == 3
+    assert plan.decision.mesh_shape == compiler.seen[2][0] != compiler.seen[0][0]
+    assert plan.decision.form == first.decision.form
+
+
 def test_what_is_saved_stays_where_a_user_says_it(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(seconds=100.0), report(seconds=1e-9))
     asked = {**ON_EIGHT, "options": planner.Options(microbatches=1, remat="none")}
