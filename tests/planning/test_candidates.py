@@ -262,7 +262,7 @@ def test_where_a_plan_that_saves_less_does_not_compile_other_meshes_are_tried(
 
 def test_what_is_saved_stays_where_a_user_says_it(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(seconds=100.0), report(seconds=1e-9))
-    asked = {**ON_EIGHT, "options": planner.Options(microbatches=1, remat="none")}
+    asked: dict[str, Any] = {**ON_EIGHT, "options": planner.Options(microbatches=1, remat="none")}
     plan = planner.plan(layers, LAYERS, **asked)
     assert len(compiler.seen) == 1
     assert any("suspicious" in note for note in plan.notes)
