@@ -11,12 +11,12 @@ protein's pairs on v5e:4x4 take 243 ms for 215 promised, and 237 with a seventh 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pbqp.deadline import Deadline
 from planner.options import Options
 from planner.pricing.mesh import Shape
 from planner.search.problem import PlanningProblem
-from planner.transforms.remat_choice import Front
 from planner.variants.host_arguments import hosts_notes
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_result import FormBounds, VariantResult, VariantSearch
@@ -40,24 +40,25 @@ def with_dearer_saving(
     Raises: ArgumentError, PinError.
     """
     form = planned.program.form
-    if options.remat != "auto" or form.offloaded or not (found := variants.forms.crossings(form)):
+    if options.remat != "auto" or form.offloaded:
         return None
-    front = Front(found, variants.request.topology.chip, parts=form.microbatches)
-    before = front.settled(form.saved)
     search = VariantSearch(
-        variants=variants.starting(variants.of(form.start)),
+        variants=replace(variants, base_form=form.start),
         meshes=meshes,
         options=options,
         pinned={},
         deadline=deadline,
         bounds=FormBounds(below=below),
     )
+    front = search.front(form)
+    if front is None:
+        return None
+    before = front.settled(form.saved)
     choice = front.charged(before, seconds * search.devices)
     if choice.saved == before.saved:
         return None
-    best = search.search(variants.of(choice.of(form)), below=below)
-    if best is None:
+    found = search.search(variants.of(choice.of(form)), below=below)
+    if found is None:
         return None
-    parts = (variants.describe(form.microbatches),) if form.microbatches > 1 else ()
-    notes = (*parts, search.remat_note(front, choice), *hosts_notes(best))
-    return VariantResult(problem=best.problem, result=best.result, limit_bytes=best.limit_bytes, notes=notes)
+    best = search.with_choice(found, front, choice)
+    return replace(best, notes=(*best.notes, *hosts_notes(best)))

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from planner.errors import ArgumentError, PinError
-from planner.program.form import Form
-from planner.transforms.remat_choice import Front, can_wait
+from planner.transforms.remat_choice import can_wait
 from planner.variants.microbatch_search import Counts
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
 
@@ -52,23 +51,15 @@ def _in_parts(search: VariantSearch, count: int, best: VariantResult | None) -> 
     with suppress(ArgumentError, PinError):  # of an op that is not known by parts
         variants = search.variants
         form = replace(variants.base.program.form, microbatches=count)
-        front = _front(search, form)
+        front = search.front(form)
         if front is None:
             return None
         for choice in front.offloading(_budgets(search, count, best), search.host_room):
             below = value_of(best) * (1 - GAIN)
             found = search.search(variants.of(choice.of(form)), below=below)
             if found is not None:
-                notes = (variants.describe(count),) if count > 1 else ()
-                notes = (*notes, search.remat_note(front, choice))
-                return replace(found, notes=notes, slower=search.slower(front, choice))
+                return search.with_choice(found, front, choice)
     return None
-
-
-def _front(search: VariantSearch, form: Form) -> Front | None:
-    """The choices of what is saved in so many microbatches; None where there are none."""
-    chip, found = search.variants.request.topology.chip, search.variants.forms.crossings(form)
-    return Front(found, chip, search.pinned, parts=form.microbatches) if found else None
 
 
 def _budgets(search: VariantSearch, count: int, best: VariantResult | None) -> list[float]:
@@ -81,7 +72,7 @@ def _budgets(search: VariantSearch, count: int, best: VariantResult | None) -> l
     if best is None:
         return [HALF * search.room, little]
     form = best.problem.program.form
-    front = _front(search, form)
+    front = search.front(form)
     saved = front.settled(form.saved, form.offloaded).bytes if front else 0.0
     arguments = search.devices * best.problem.roomy_limit - search.room
     working = search.devices * best.result.candidates[0].peak_bytes - arguments - saved

@@ -306,6 +306,16 @@ class VariantSearch:
         """The seconds that a choice takes beyond the fastest one, by the prices of the front, were all split evenly."""
         return (choice.seconds - front.fastest.seconds) / self.devices
 
+    def front(self, form: Form) -> Front | None:
+        """The choices of what is saved in the microbatches of a form; None where there are none."""
+        chip, found = self.variants.request.topology.chip, self.variants.forms.crossings(form)
+        return Front(found, chip, self.pinned, parts=form.microbatches) if found else None
+
+    def with_choice(self, found: VariantResult, front: Front, choice: Choice) -> VariantResult:
+        """Plans found with a choice of a front, and what is told of them."""
+        parts = (self.variants.describe(found.parts),) if found.parts > 1 else ()
+        return replace(found, notes=(*parts, self.remat_note(front, choice)), slower=self.slower(front, choice))
+
     def remat_note(self, front: Front, choice: Choice) -> str:
         """What a plan says of the values that are computed again, or wait on hosts."""
         beside = "without checkpoints" if self.variants.base_form.without_checkpoints else "as written"

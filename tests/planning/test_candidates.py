@@ -200,7 +200,8 @@ def layers(ws: Any, x: Any) -> Any:
 
 
 LAYERS = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.float32), jax.ShapeDtypeStruct((65536, 1024), jnp.float32)
-ON_EIGHT: dict[str, Any] = {"topology": "v5e:2x4", "mesh": {"x": 8}, "options": planner.Options(microbatches=1)}
+ON_ANY_MESH: dict[str, Any] = {"topology": "v5e:2x4", "options": planner.Options(microbatches=1)}
+ON_EIGHT: dict[str, Any] = {**ON_ANY_MESH, "mesh": {"x": 8}}
 
 
 def test_a_plan_that_is_slow_for_want_of_memory_may_give_way_to_one_that_saves_less(
@@ -238,8 +239,7 @@ def test_a_plan_that_computes_longer_than_promised_gives_way_to_one_that_saves_l
 
 def test_a_plan_that_saves_less_and_is_no_faster_is_not_handed_over(scripted: Callable[..., Compiler]) -> None:
     compiler = scripted(report(seconds=100.0), report(seconds=101.0), report(seconds=102.0), report(seconds=103.0))
-    asked: dict[str, Any] = {"topology": "v5e:2x4", "options": planner.Options(microbatches=1)}
-    plan = planner.plan(layers, LAYERS, **asked)
+    plan = planner.plan(layers, LAYERS, **ON_ANY_MESH)
     seen = [mesh for mesh, _ in compiler.seen]
     assert plan.decision.mesh_shape == seen[0]
     assert len(seen) == 4
@@ -252,9 +252,8 @@ def test_where_a_plan_that_saves_less_does_not_compile_other_meshes_are_tried(
 ) -> None:
     error = AotReport(status="error", message="the compiler dies", seconds=1.0)
     compiler = scripted(report(seconds=100.0), lambda: (error, 0.0), report(seconds=1e-9))
-    asked: dict[str, Any] = {"topology": "v5e:2x4", "options": planner.Options(microbatches=1)}
     first = planner.plan(layers, LAYERS, topology="v5e:2x4", options=planner.Options(microbatches=1, check="never"))
-    plan = planner.plan(layers, LAYERS, **asked)
+    plan = planner.plan(layers, LAYERS, **ON_ANY_MESH)
     assert len(compiler.seen) == 3
     assert plan.decision.mesh_shape == compiler.seen[2][0] != compiler.seen[0][0]
     assert plan.decision.form == first.decision.form
