@@ -44,6 +44,10 @@ def solve_elimination(problem: Problem, options: SolveOptions) -> Solution:
     return best.solution("elimination", prepared.detail)
 
 
+SEARCHED_EXACTLY = 0.9
+"""The part of the time after which, where nothing was found, choices are sought by local search."""
+
+
 def solve_ilp(problem: Problem, options: SolveOptions) -> Solution:
     """The optimum of the program of all nodes and all rows; only forbidden choices are removed beforehand."""
     rows = RowTable.of(problem)
@@ -53,13 +57,14 @@ def solve_ilp(problem: Problem, options: SolveOptions) -> Solution:
         best.raise_bound(math.inf)
         return best.solution("ilp", prepared.detail)
     held = rows if rows.count else None
-    found = LocalSearch(prepared.network, held).run(options, 0.1 * options.left(), 0)
-    if found is not None:
-        best.offer(prepared.complete(found[1]))
     program = IntegerProgram(prepared.network, held, best.value)
-    result = program.solve(options.left(), best.value, options.gap)
-    if result.choice is not None:
-        best.offer(prepared.complete(result.choice))
+    result = program.solve(SEARCHED_EXACTLY * options.left(), best.value, options.gap)
+    found = result.choice
+    if found is None and not result.ended:
+        local = LocalSearch(prepared.network, held).run(options, options.left(), 0)
+        found = None if local is None else local[1]
+    if found is not None:
+        best.offer(prepared.complete(found))
     best.raise_bound(min(result.bound, best.value))
     return best.solution("ilp", {**prepared.detail, "variables": program.size})
 

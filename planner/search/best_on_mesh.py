@@ -40,7 +40,8 @@ FREE_SHARE = 0.3
 class Candidate:
     """A feasible plan: a choice for what `state` states, its value and peak bytes; `bound` is that of its mesh.
 
-    `shared` says of layers that share their decisions how many those are and what it may lose.
+    `shared` says of layers that share their decisions how many those are and what it may lose; `per_byte` is about what a
+    plan on the mesh could gain of one more byte of the memory limit.
     """
 
     state: Callable[[], Instance]
@@ -49,6 +50,7 @@ class Candidate:
     bound: float
     peak_bytes: float
     shared: str = ""
+    per_byte: float = 0.0
 
     @cached_property
     def instance(self) -> Instance:
@@ -91,9 +93,11 @@ class Posed:
         """The outcome of a search under a limit."""
         if found.choice is None:
             return self.nothing(found.bound, fits=found.fits)
-        return self.plan(found.choice, found.value, found.bound, limited=True)
+        return self.plan(found.choice, found.value, found.bound, limited=True, per_byte=found.per_byte)
 
-    def plan(self, choice: Sequence[int], value: float, bound: float, *, limited: bool) -> Outcome:
+    def plan(
+        self, choice: Sequence[int], value: float, bound: float, *, limited: bool, per_byte: float = 0.0
+    ) -> Outcome:
         """The outcome that is this plan; `bound` is that of all plans of the instance."""
         bound_of_all = min(bound, self.steps.bound)
         candidate = Candidate(
@@ -103,6 +107,7 @@ class Posed:
             bound=bound_of_all,
             peak_bytes=float(self.memory.profile(choice).max()),
             shared=describe_sharing(self.free, gap=(value - bound) / value if value > 0 else 0.0, limited=limited),
+            per_byte=per_byte,
         )
         return Outcome(candidate=candidate, bound=bound_of_all)
 

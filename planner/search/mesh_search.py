@@ -315,6 +315,7 @@ class _MeshSearch:
                 bound=plan.bound,
                 peak_bytes=plan.peak_bytes,
                 shared=plan.shared,
+                per_byte=plan.per_byte,
             )
         elif not report.fits:
             self.over.add(tried)

@@ -93,4 +93,5 @@ def _plan(candidate: Candidate) -> MeshPlan:
         bound=candidate.bound,
         peak_bytes=candidate.peak_bytes,
         shared=candidate.shared,
+        per_byte=candidate.per_byte,
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,9 +30,10 @@ from pbqp.compiled import is_compiled, is_large
 from pbqp.exact.exact import solve_ilp
 from pbqp.options import SolveOptions
 from pbqp.problem import Problem
+from pbqp.smaller.contraction import blocks, contracted
 from pbqp.smaller.quotient import solve_shared
 from pbqp.solution import Solution
-from pbqp.vectors import Floats
+from pbqp.vectors import Floats, Indices
 from planner.pricing.memory.memory_model import LEFT_OUT, MemoryModel
 from planner.search.least_memory import Aim, Least, best_mixture, least_memory, peaks
 
@@ -53,7 +54,8 @@ PRICE_ROUNDS = 12
 PRICE_SECONDS = 30.0
 """Time for the problem at one price: more than large ones take, so that what comes of it does not depend on the machine."""
 PRICE_LEFT = 0.1
-"""The part of the gap that may be left of the problem at one price: proving the last of it can take most of the time."""
+"""The part of the gap that may be left of the problem at one price, and of the best combination: proving the last of it
+can take most of the time."""
 LARGE_LEFT = 5.0
 """How many times the gap a large problem's best plan may miss: neither prices nor rows would raise its bound by much."""
 PRICE_GAP = 1e-3
@@ -77,7 +79,7 @@ class Within:
     """The best plan found within the limit (None if none is below the cutoff), its value, and a bound of any.
 
     `fits` says whether any plan within the limit is known, or was not sought to the end; `finished` whether nothing is left
-    that could be better by more than the gap.
+    that could be better by more than the gap. `per_byte` is what mixtures of the plans met gain of one more byte of memory.
     """
 
     choice: tuple[int, ...] | None
@@ -85,6 +87,7 @@ class Within:
     bound: float
     fits: bool = True
     finished: bool = True
+    per_byte: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,7 +158,10 @@ class LimitSearch:
         if self.best is None or self.best.value >= self.cutoff:
             return Within(choice=None, value=math.inf, bound=self.bound, finished=self.finished)
         bound = min(self.bound, self.best.value)
-        return Within(choice=self.best.choice, value=self.best.value, bound=bound, finished=self.finished)
+        per_byte = math.fsum(_mixture(self.met, self.limit)[1].values())
+        return Within(
+            choice=self.best.choice, value=self.best.value, bound=bound, finished=self.finished, per_byte=per_byte
+        )
 
     def meet(self, choice: Sequence[int]) -> _Plan:
         """Takes a plan into account; returns it with its value and profile."""
@@ -237,13 +243,27 @@ class LimitSearch:
 
     def combine(self) -> None:
         """Meets the best plan that takes at every node what a plan met takes there; see the module."""
-        choices = np.asarray([plan.choice for plan in self.met], np.intp)
-        kept = [np.unique(picks) for picks in choices.T]
+        kept: list[Indices] = []
+        patterns: list[int] = []
+        seen: dict[tuple[int, ...], int] = {}
+        for picks in zip(*(plan.choice for plan in self.met), strict=True):
+            place = {pick: i for i, pick in enumerate(dict.fromkeys(picks))}
+            kept.append(np.asarray(list(place), np.intp))
+            patterns.append(seen.setdefault(tuple(place[pick] for pick in picks), len(seen)))
         memory = MemoryModel(instance=self.memory.instance.restricted(kept))
         solving = self.solving.within(COMBINE_SECONDS)
+        # What changes alike from plan to plan, and is joined, changes at once where the problem is large.
+        large = is_large(self.problem.node_costs)
+        of = blocks(memory.instance.problem, patterns if large else range(len(patterns)))
 
         def solve(limited: Problem) -> Solution:
-            return solve_ilp(limited, solving.of_solve(solving.seconds, cutoff=self.upper, gap=0.0, compiled=False))
+            more = np.arange(len(limited.node_costs) - len(of)) + of.max() + 1
+            small = contracted(limited, np.concatenate((of, more)))
+            gap = PRICE_LEFT * solving.gap
+            found = solve_ilp(
+                small.problem, solving.of_solve(solving.seconds, cutoff=self.upper, gap=gap, compiled=False)
+            )
+            return found if found.choice is None else replace(found, choice=tuple(small.lift(found.choice).tolist()))
 
         for picks in self.limited(memory, solving, solve):
             self.meet([int(of[pick]) for of, pick in zip(kept, picks, strict=False)])

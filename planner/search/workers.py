@@ -56,6 +56,7 @@ class MeshPlan:
     bound: float
     peak_bytes: float
     shared: str
+    per_byte: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,13 @@ from planner.options import Options
 from planner.program.tracing.traced import Program
 from planner.search.infeasible import with_reason
 from planner.transforms.host_arguments import may_wait
+from planner.transforms.remat_choice import Front
 from planner.units import quantity
 from planner.variants.problem_variants import ProblemVariants
 from planner.variants.variant_result import GAIN, ON_GPUS, VariantResult, value_of
+
+STEEPER = 2.0
+"""Up to how many times more than the prices of memory say a little more of it may gain."""
 
 
 def named_on_hosts(variants: ProblemVariants, options: Options) -> ProblemVariants:
@@ -86,15 +90,23 @@ def levels_on_hosts(variants: ProblemVariants) -> Iterator[ProblemVariants]:
 
 
 def _state_alone(variants: ProblemVariants, best: VariantResult) -> Iterator[ProblemVariants]:
-    """Where plans fit already: the state alone, if its copies leave a gain."""
+    """Where plans fit already: the state alone, if what its memory may gain is more than its copies take."""
     may = may_wait(variants.program, parameters=False)
-    chip = variants.request.topology.chip
+    chip, form = variants.request.topology.chip, best.problem.program.form
     devices = math.prod(best.result.candidates[0].instance.mesh.shape.values())
-    moved = 2 * sum(variants.program.arguments[i].aval.bytes for i in may.state) / devices
-    if not may.state or best.result.unlimited + moved / chip.host_link_bytes_per_s > value_of(best) * (1 - GAIN):
+    state = sum(variants.program.arguments[i].aval.bytes for i in may.state)
+    gained = min(value_of(best) - best.result.unlimited, STEEPER * best.result.candidates[0].per_byte * state / devices)
+    crossings = variants.forms.crossings(form)
+    if crossings:
+        front = Front(crossings, chip, parts=form.microbatches)
+        saved = front.settled(form.saved, form.offloaded)
+        more = front.within(saved.bytes + state / form.microbatches)
+        gained += max(0.0, saved.seconds - more.seconds) / devices
+    moved = 2 * state / devices / chip.host_link_bytes_per_s
+    if not may.state or gained < moved + GAIN * value_of(best):
         return
     # What was better without its checkpoints is so with arguments on hosts.
-    lifted = best.problem.program.form.without_checkpoints
+    lifted = form.without_checkpoints
     yield ((variants.without_checkpoints() if lifted else None) or variants).on_hosts(may.state)
 
 

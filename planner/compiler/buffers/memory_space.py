@@ -36,7 +36,7 @@ def shares_on_chip(candidates: Iterable[Candidate]) -> dict[int, float]:
 
     Of those that gain the same the earlier is taken to have its place, so that identical layers have the same shares.
     """
-    ordered = sorted(candidates, key=lambda one: -_gain(one))
+    ordered = sorted(candidates, key=lambda one: (-_gain(one), one.start, one.tensor))
     longest = max((one.stop - one.start for one in ordered), default=0)
     placed, found = defaultdict[int, list[Candidate]](list), dict[int, float]()
     for one in ordered:

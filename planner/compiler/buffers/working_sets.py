@@ -18,8 +18,8 @@ from pbqp.vectors import Floats
 from planner.compiler.buffers.buffer import Buffer
 from planner.program.dataflow import source_through
 from planner.program.graph import Graph
-from planner.program.slots import LEAVING, TAKEN_IN
-from planner.rules.primitives import updates_in_place
+from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
+from planner.rules.primitives import traits, updates_in_place
 
 
 class WorkingSets:
@@ -38,6 +38,7 @@ class WorkingSets:
         self._starts = np.asarray([start for _, start, _ in held], np.intp)
         self._stops = np.asarray([stop for _, _, stop in held], np.intp)
         self._sizes = np.asarray(list(held.values()), np.float64)
+        self._tensors = np.asarray([tensor for tensor, _, _ in held], np.intp)
         self._curves: dict[int, Floats] = {}
         self._at_once: dict[tuple[int, int], float] = {}
 
@@ -73,5 +74,22 @@ class WorkingSets:
                 np.subtract.at(change, np.minimum(self._stops[small], len(change) - 1), self._sizes[small])
                 self._curves[power] = np.cumsum(change)
             start, stop = self._spans[region]
-            self._at_once[region, power] = float(self._curves[power][start:stop].max(initial=0.0))
+            length = stop - start
+            around = (self._sizes <= 2.0**power) & (self._starts < start - length) & (self._stops > stop + length)
+            around &= ~np.isin(self._tensors, list(self._read_in(region)))
+            most = float(self._curves[power][start:stop].max(initial=0.0))
+            self._at_once[region, power] = most - float(self._sizes[around].sum())
         return max(size, self._at_once[region, power])
+
+    def _read_in(self, region: int) -> set[int]:
+        """What a body reads of what is around it, under all of its names."""
+        graph, (start, stop) = self._graph, self._spans[region]
+        found = set[int]()
+        for op in graph.ops[start:stop]:
+            tensor = op.operands[0] if op.kind in ENTERING else None
+            while tensor is not None and tensor not in found:
+                found.add(tensor)
+                maker = graph.maker(tensor)
+                renames = maker is not None and (traits(maker.kind).renames or traits(maker.kind).reshapes)
+                tensor = maker.operands[0] if maker is not None and renames else None
+        return found

@@ -1,0 +1,70 @@
+"""Contraction: nodes of one block choose alike, the first with the first, the second with the second choice of all.
+
+The costs of a block are the sums of those of its nodes and of the edges between them, its bytes in a row likewise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from pbqp.memory_rows import Indices, Row
+from pbqp.problem import Array, Edge, Problem
+from pbqp.smaller.smaller import Choice
+from pbqp.vectors import summed_by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Contraction:
+    """The problem with one node per block: a `Smaller` form of the whole one. Nothing is known of what it lacks."""
+
+    problem: Problem
+    of: Indices
+
+    bound = -math.inf
+
+    def lift(self, choice: Choice) -> Indices:
+        """The choice in which all nodes of a block choose alike."""
+        return np.asarray(choice, np.intp)[self.of]
+
+
+def blocks(problem: Problem, patterns: Sequence[int]) -> Indices:
+    """The block of every node: nodes joined by edges are in one block if they are of one pattern."""
+    of = np.asarray(patterns, np.intp)
+    ends = np.asarray([edge.nodes for edge in problem.edges], np.intp).reshape(-1, 2)
+    first, second = ends[of[ends[:, 0]] == of[ends[:, 1]]].T
+    joined = coo_array((np.ones(first.size), (first, second)), shape=(of.size, of.size))
+    return np.asarray(connected_components(joined, directed=False)[1], np.intp)
+
+
+def contracted(problem: Problem, of: Indices) -> Contraction:
+    """The problem whose nodes are the blocks `of` its nodes, numbered from 0; those of one have equally many choices."""
+    block = of.tolist()
+    within = [edge for edge in problem.edges if block[edge.nodes[0]] == block[edge.nodes[1]]]
+    terms = [*zip(block, problem.node_costs, strict=True)]
+    terms += [(block[edge.nodes[0]], np.diagonal(edge.costs)) for edge in within]
+    costs = summed_by(terms)
+    between: dict[tuple[int, int], Array] = summed_by(
+        ((m, n), edge.costs) if m < n else ((n, m), edge.costs.T)
+        for edge in problem.edges
+        for m, n in [(block[edge.nodes[0]], block[edge.nodes[1]])]
+        if m != n
+    )
+    small = replace(
+        problem,
+        node_costs=tuple(costs[number] for number in range(len(costs))),
+        edges=tuple(Edge(nodes=nodes, costs=table) for nodes, table in between.items()),
+        rows=tuple(_row_of(row, block) for row in problem.rows),
+        node_names=(),
+    )
+    return Contraction(problem=small, of=of)
+
+
+def _row_of(row: Row, block: Sequence[int]) -> Row:
+    usages = summed_by((block[node], usage) for node, usage in zip(row.nodes, row.usages, strict=True))
+    return replace(row, nodes=tuple(usages), usages=tuple(usages.values()))
