@@ -15,8 +15,12 @@ from scipy.sparse.csgraph import connected_components
 
 from pbqp.memory_rows import Indices, Row
 from pbqp.problem import Array, Edge, Problem
+from pbqp.smaller.quotient import classes_of
 from pbqp.smaller.smaller import Choice
 from pbqp.vectors import summed_by
+
+RANGES = 8
+"""Into how many ranges layers that are alike are divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,12 +38,15 @@ class Contraction:
 
 
 def blocks(problem: Problem, patterns: Sequence[int]) -> Indices:
-    """The block of every node: nodes joined by edges are in one block if they are of one pattern."""
-    of = np.asarray(patterns, np.intp)
+    """The block of every node: of one pattern, and joined by edges, or of layers that are alike and follow one another."""
+    of, classes = np.asarray(patterns, np.intp), classes_of(problem)
     ends = np.asarray([edge.nodes for edge in problem.edges], np.intp).reshape(-1, 2)
     first, second = ends[of[ends[:, 0]] == of[ends[:, 1]]].T
     joined = coo_array((np.ones(first.size), (first, second)), shape=(of.size, of.size))
-    return np.asarray(connected_components(joined, directed=False)[1], np.intp)
+    component = connected_components(joined, directed=False)[1]
+    sizes = classes.sizes[classes.of]
+    within = np.where(sizes > 1, classes.copy * RANGES // sizes, RANGES + component)
+    return np.unique(np.stack((of, within)), axis=1, return_inverse=True)[1].ravel()
 
 
 def contracted(problem: Problem, of: Indices) -> Contraction:

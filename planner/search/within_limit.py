@@ -252,9 +252,10 @@ class LimitSearch:
             patterns.append(seen.setdefault(tuple(place[pick] for pick in picks), len(seen)))
         memory = MemoryModel(instance=self.memory.instance.restricted(kept))
         solving = self.solving.within(COMBINE_SECONDS)
-        # What changes alike from plan to plan, and is joined, changes at once where the problem is large.
-        large = is_large(self.problem.node_costs)
-        of = blocks(memory.instance.problem, patterns if large else range(len(patterns)))
+        # What changes alike from plan to plan changes at once where the problem is large.
+        of = np.arange(len(patterns))
+        if is_large(self.problem.node_costs):
+            of = blocks(memory.instance.problem, patterns)
 
         def solve(limited: Problem) -> Solution:
             more = np.arange(len(limited.node_costs) - len(of)) + of.max() + 1

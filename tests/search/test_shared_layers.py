@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.models import deep
+from benchmarks.models import deep, llama
+from benchmarks.models.base import Model
 from benchmarks.problems import least_time
 from pbqp.methods import solve
 from planner.machine.target import resolve
@@ -22,7 +23,11 @@ from planner.search.shared_layers import SharedInstance
 
 def deep_problem(layers: int, topology: str, pins: Mapping[str, P] | None = None) -> PlanningProblem:
     """That of a deep program, its layers written out."""
-    model = deep.deep(replace(deep.REAL, layers=layers), batch=64, size="real")
+    return problem_of(deep.deep(replace(deep.REAL, layers=layers), batch=64, size="real"), topology, pins)
+
+
+def problem_of(model: Model, topology: str, pins: Mapping[str, P] | None = None) -> PlanningProblem:
+    """That of a program, for the least time."""
     target = resolve(None, topology)
     request = least_time(target.topology, float(target.topology.chip.hbm_bytes))
     program = trace(model.fn, model.args, donate_argnums=model.donate_argnums)
@@ -46,6 +51,15 @@ def classes(planning: PlanningProblem) -> int:
 def test_more_layers_have_as_many_decisions(topology: str) -> None:
     # What a layer adds to the residual stream reaches the matmuls of all behind it.
     assert classes(free_problem(12, topology)) == classes(free_problem(14, topology))
+
+
+def test_layers_with_loops_have_as_many_decisions_however_many_there_are() -> None:
+    """What other layers hold around the loop of one, such as gradients, is not counted with what the loop reads."""
+    counts: list[int] = []
+    for layers in (6, 8):
+        config = replace(llama.CONFIGS["8B"], layers=layers, scan=False, query_block=512)
+        counts.append(classes(problem_of(llama.llama(config, batch=256, size="real"), "v5e:16x16")))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(

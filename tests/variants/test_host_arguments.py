@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ import optax
 import pytest
 
 import planner
+from benchmarks.problems import least_time
 from planner.errors import ArgumentError, InfeasibleError
+from planner.machine.target import resolve
 from planner.options import Options
 from planner.program.tracing.trace import trace
 from planner.transforms.host_arguments import may_wait, with_arguments_on_host
+from planner.variants.host_arguments import with_more_on_hosts
+from planner.variants.problem_variants import problem_variants
+from planner.variants.variant_search import best_variant
 from planner.verify.aot import lower_request, run_request, unavailable_reason
 
 LAYERS = 4
@@ -205,6 +211,21 @@ def test_gpus_are_offered_hosts_where_nothing_fits(monkeypatch: pytest.MonkeyPat
     needs = error.value.offers[-1].needs_bytes
     assert needs is not None
     assert needs <= limit
+
+
+@pytest.mark.parametrize(("per_byte", "tried"), [(0.0, False), (1.0, True)])
+def test_hosts_are_tried_where_the_prices_of_memory_say_that_they_may_gain(per_byte: float, tried: bool) -> None:
+    optimizer = optax.adamw(1e-3)
+    step, args = _step(optimizer), _arguments(optimizer, 4096, 1024, concrete=False)
+    program, target = trace(step, args, donate_argnums=(0, 1)), resolve(None, "v5e:2x2")
+    variants = problem_variants(program=program, target=target, request=least_time(target.topology, 16e9))
+    found = best_variant(variants, [{"x": 4}], Options(remat="as written", microbatches=1), judged=lambda: False)
+    # A step that takes so long that copies to hosts and back are hardly felt.
+    first = replace(found.result.candidates[0], value=100.0, per_byte=per_byte)
+    result = replace(found.result, candidates=(first,), free_bounds={(("x", 4),): first.value / 2})
+    tight = replace(found, result=result, limit_bytes=first.peak_bytes)
+    assert tight.is_kept_back
+    assert bool(list(with_more_on_hosts(variants, tight, Options()))) == tried
 
 
 @pytest.mark.slow

@@ -40,3 +40,8 @@ def test_identical_layers_have_the_same_shares() -> None:
     first, *rest = _shares(*((n, n + 1, ROW, 2.0) for n in range(9)))
     assert first == 1 / 2
     assert set(rest) == {3 / 8}
+
+
+def test_of_equal_gains_the_earlier_has_its_place_in_whatever_order_they_come() -> None:
+    two = [Candidate(0, 0, 6, ROW, 2.0), Candidate(1, 3, 6, ROW, 2.0)]
+    assert shares_on_chip(two) == shares_on_chip(two[::-1]) == {0: 1 / 2, 1: 3 / 8}
