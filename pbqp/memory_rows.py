@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
 
-from pbqp.vectors import Floats, Indices
+from pbqp.vectors import Floats, Indices, summed_by
 
 Array = Floats
 
@@ -26,6 +26,11 @@ class Row:
     def usage(self, choice: Sequence[int]) -> float:
         """Bytes this row uses under `choice`, summed exactly."""
         return math.fsum(usage[choice[node]] for node, usage in zip(self.nodes, self.usages, strict=True))
+
+    def merged(self, of: Sequence[int]) -> Row:
+        """The row of a problem in which node n is part of node `of[n]`."""
+        usages = summed_by((of[node], usage) for node, usage in zip(self.nodes, self.usages, strict=True))
+        return replace(self, nodes=tuple(usages), usages=tuple(usages.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

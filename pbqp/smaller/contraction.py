@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from pbqp.memory_rows import Indices, Row
+from pbqp.memory_rows import Indices
 from pbqp.problem import Array, Edge, Problem
 from pbqp.smaller.quotient import classes_of
 from pbqp.smaller.smaller import Choice
@@ -66,12 +66,7 @@ def contracted(problem: Problem, of: Indices) -> Contraction:
         problem,
         node_costs=tuple(costs[number] for number in range(len(costs))),
         edges=tuple(Edge(nodes=nodes, costs=table) for nodes, table in between.items()),
-        rows=tuple(_row_of(row, block) for row in problem.rows),
+        rows=tuple(row.merged(block) for row in problem.rows),
         node_names=(),
     )
     return Contraction(problem=small, of=of)
-
-
-def _row_of(row: Row, block: Sequence[int]) -> Row:
-    usages = summed_by((block[node], usage) for node, usage in zip(row.nodes, row.usages, strict=True))
-    return replace(row, nodes=tuple(usages), usages=tuple(usages.values()))

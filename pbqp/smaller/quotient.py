@@ -28,11 +28,10 @@ from pbqp.identity import numbered
 from pbqp.memory_rows import Indices
 from pbqp.network.table_cache import TableCache
 from pbqp.options import Share, SolveOptions
-from pbqp.problem import Array, Edge, Problem, Row
+from pbqp.problem import Array, Edge, Problem
 from pbqp.smaller.alike_nodes import SHARING_PAYS, Classes, Links, classify
 from pbqp.smaller.smaller import Choice
 from pbqp.solution import RELATIVE_TOLERANCE, Solution
-from pbqp.vectors import summed_by
 
 SMALLEST = 100
 """Problems of fewer nodes are solved whole: they take no time."""
@@ -146,7 +145,7 @@ def quotient(problem: Problem, classes: Classes, table_cache: TableCache) -> Quo
         name=problem.name,
         node_costs=tuple(costs),
         edges=tuple(edges),
-        rows=tuple(_shared_row(row, of) for row in problem.rows),
+        rows=tuple(row.merged(of) for row in problem.rows),
         node_names=tuple(problem.node_names[first] for first in classes.first.tolist()) if problem.node_names else (),
     )
     return Quotient(problem=small, classes=classes, lossless=classes.lossless and not problem.rows)
@@ -154,11 +153,6 @@ def quotient(problem: Problem, classes: Classes, table_cache: TableCache) -> Quo
 
 def _times(table: Array, count: int, table_cache: TableCache) -> Array:
     return table if count == 1 else table_cache.once(("times", count), (table,), lambda: float(count) * table)
-
-
-def _shared_row(row: Row, of: list[int]) -> Row:
-    usages = summed_by((of[node], usage) for node, usage in zip(row.nodes, row.usages, strict=True))
-    return Row(name=row.name, limit=row.limit, nodes=tuple(usages), usages=tuple(usages.values()))
 
 
 def _lifted(problem: Problem, small: Quotient, found: Solution) -> Solution:

@@ -11,8 +11,9 @@ over choices x is a lower bound, and its x is a plan, which may fit.
    one. Where none does, the plan of least memory says whether anything fits (`least_memory`).
 2. Best prices: the duals of the program that mixes the plans met so far, in shares that sum to 1, so that every point of
    the mixture is within the limit at the least value (Dantzig & Wolfe 1960). It ends where bound and mixture meet.
-3. The mixture made whole. The best plan within the limit of those that take at every node what some plan met takes there:
-   an integer program so small that it takes a second, and mostly what closes the gap.
+3. The mixture made whole. The best plan within the limit of those that take at every node what some plan met takes there,
+   where nodes that are joined and changed alike from plan to plan change at once: an integer program so small that it takes
+   a second, and mostly what closes the gap.
 4. Rows. What is left of the gap is no convex combination's to close: rows for the points of the schedule that count, and
    for every point that a solution then violates, limit it, and only what is better than the best plan so far is sought.
 """
@@ -252,10 +253,8 @@ class LimitSearch:
             patterns.append(seen.setdefault(tuple(place[pick] for pick in picks), len(seen)))
         memory = MemoryModel(instance=self.memory.instance.restricted(kept))
         solving = self.solving.within(COMBINE_SECONDS)
-        # What changes alike from plan to plan changes at once where the problem is large.
-        of = np.arange(len(patterns))
-        if is_large(self.problem.node_costs):
-            of = blocks(memory.instance.problem, patterns)
+        # What changed alike from plan to plan changes at once, which makes the program small.
+        of = blocks(memory.instance.problem, patterns)
 
         def solve(limited: Problem) -> Solution:
             more = np.arange(len(limited.node_costs) - len(of)) + of.max() + 1
