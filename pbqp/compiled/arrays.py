@@ -54,9 +54,15 @@ class Arrays:
         edges = [(position[m], position[n], starts[number]) for (m, n, _), number in zip(joined, table_of, strict=True)]
         unary = np.concatenate([*(network.unary[node] for node in names), np.zeros(0)])
         tables = np.concatenate([*(table.ravel() for table in distinct), np.zeros(0)])
-        finite = np.isfinite(tables)
-        dear = DEAR_TABLE * max(np.abs(tables[finite]).max(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
-        transposed = np.concatenate([*(table.T.ravel() for table in distinct), np.zeros(0)])
+        forbidden = np.isinf(tables)
+        tables[forbidden] = 0.0
+        largest = max(tables.max(initial=0.0), -tables.min(initial=0.0), np.abs(unary).max(initial=0.0), 1e-300)
+        tables[forbidden] = DEAR_TABLE * largest
+        transposed = np.empty_like(tables)
+        for table, start in zip(distinct, starts, strict=False):
+            lines, columns = table.shape
+            turned = transposed[start : start + table.size].reshape(columns, lines)
+            turned[:] = tables[start : start + table.size].reshape(lines, columns).T
         ends = np.asarray(edges, dtype=np.int64).reshape(-1, 3)
         order = np.argsort(np.concatenate([ends[:, 0], ends[:, 1]]), kind="stable")
         degree = np.bincount(ends[:, :2].ravel(), minlength=len(names))
@@ -74,11 +80,11 @@ class Arrays:
                 first=np.ascontiguousarray(ends[:, 0]),
                 second=np.ascontiguousarray(ends[:, 1]),
                 table_at=np.ascontiguousarray(ends[:, 2]),
-                tables=np.where(finite, tables, dear),
+                tables=tables,
                 edges=order % max(len(edges), 1),
                 edges_at=np.concatenate([[0], np.cumsum(degree)]),
             ),
-            transposed=np.where(np.isfinite(transposed), transposed, dear),
+            transposed=transposed,
             uses=_uses(carried, rows, names),
             limits=rows.limits,
             units=np.maximum(np.abs(rows.limits), 1.0),

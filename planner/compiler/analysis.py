@@ -168,6 +168,20 @@ class Model:
         return copied(self.compiled, flow, self.freed, [flow.transfers[t.id] for t in self.moving])
 
     @cached_property
+    def transfer_kinds(self) -> Mapping[int, int]:
+        """By transfer a number for all that its values follow from, but for the strategies of its ends."""
+        seen: dict[Hashable, int] = {}
+        return {t.id: seen.setdefault(self._of_transfer(t), len(seen)) for t in self.flow.transfers}
+
+    def _of_transfer(self, transfer: Transfer) -> Hashable:
+        figures = None if self.kernels is None else self.savings.figures(transfer.id)
+        return (
+            *(transfer.source_dims, transfer.reduced, transfer.target_dims, self.graph.aval_numbers[transfer.tensor]),
+            *(transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.scatters),
+            *(self.memory_orders(transfer), figures),
+        )
+
+    @cached_property
     def moving(self) -> tuple[Transfer, ...]:
         """The transfers that can cost anything: not those of scalars without partial sums."""
         tensors = self.graph.tensors

@@ -64,6 +64,9 @@ class Instance:
     feeding: Feeding | None = None
     given: Problem | None = None
     _cache: dict[object, Floats] = field(init=False, default_factory=dict[object, Floats])
+    _transfers: dict[tuple[int, int, int], Floats] = field(
+        init=False, default_factory=dict[tuple[int, int, int], Floats]
+    )
     _met: dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]] = field(
         init=False, default_factory=dict[object, tuple[npt.NDArray[np.int64], Indices, Indices]]
     )
@@ -147,29 +150,23 @@ class Instance:
 
     def transfer_values(self, transfer: Transfer) -> Floats:
         """The value of one transfer for every pair of strategies of its nodes: shape (n, m), trips included."""
+        kind, kind_of = self.model.transfer_kinds[transfer.id], self.kind_of
+        alike = kind, kind_of[transfer.source], kind_of[transfer.target]
+        found = self._transfers.get(alike)
+        if found is None:
+            found = self._transfers[alike] = self._priced(transfer)
+        return found
+
+    def _priced(self, transfer: Transfer) -> Floats:
         aval, orders = self.model.graph.tensors[transfer.tensor].aval, self.model.memory_orders(transfer)
         shares, hidden = self.savings(transfer)
-        alike = (
-            *(self.kind_of[transfer.source], transfer.source_dims, transfer.reduced, orders, shares, hidden),
-            *(
-                self.kind_of[transfer.target],
-                transfer.target_dims,
-                aval.shape,
-                aval.bytes,
-                transfer.trips,
-            ),
-            *(transfer.trips_after_loop, transfer.widened, transfer.scatters, aval.host_itemsize),
-        )
-        found = self._cache.get(alike)
-        if found is not None:
-            return found
         source, target = self.strategies[transfer.source], self.strategies[transfer.target]
         s, p = source.locations(transfer.source_dims), source.splits(transfer.reduced)
         t = target.locations(transfer.target_dims)
         if aval.host_itemsize:
             # Nothing moves between the memories of hosts.
             stays = np.logical_and((s[:, None] == t[None]).all(axis=2), ~p.any(axis=1, keepdims=True))
-            return self._cache.setdefault(alike, np.where(stays, 0.0, np.inf))
+            return np.where(stays, 0.0, np.inf)
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, orders)
         often = (transfer.trips, transfer.trips_after_loop, transfer.widened)
         key = (pairs, often, shares, hidden, transfer.scatters)
@@ -193,7 +190,6 @@ class Instance:
                 once = self.mesh.values(kind, *self._partial(transfer), shares[COUNTED.index(kind)])
                 found = np.where(in_place, transfer.trips_after_loop * once[:, None], found)
             self._cache[key] = self.weight * found
-        self._cache[alike] = self._cache[key]
         return self._cache[key]
 
     def _scatters(self, transfer: Transfer) -> bool:
@@ -394,8 +390,8 @@ class Instance:
 
 
 def _kept(table: Strategies, positions: Indices) -> Strategies:
-    """Some of the strategies; the same object for all of them."""
-    return table if positions.size == len(table) else table.keep(positions)
+    """Some of the strategies, in this order; the same object for all of them in their own."""
+    return table if np.array_equal(positions, np.arange(len(table))) else table.keep(positions)
 
 
 def _taken(work: Work, positions: Indices) -> Work:

@@ -53,21 +53,20 @@ def members(model: Model, pinned: Mapping[int, Sequence[Hashable]] | None = None
     # Specs that the program demands itself are not told apart by classes.
     if len(nodes) < SMALLEST or model.graph.of_kinds(PLACED_BY_USER):
         return None
-    kinds = _numbered([_of_transfer(model, transfer) for transfer in moving])
-    kind_of = {transfer.id: kind for transfer, kind in zip(moving, kinds, strict=True)}
-    within = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if _stays(transfer)]
-    between = [(transfer, kind) for transfer, kind in zip(moving, kinds, strict=True) if not _stays(transfer)]
+    kind_of = model.transfer_kinds
+    within = [(transfer, kind_of[transfer.id]) for transfer in moving if _stays(transfer)]
+    between = [(transfer, kind_of[transfer.id]) for transfer in moving if not _stays(transfer)]
     sums = model.flow.scattered
     of_sums = _numbered([(kind_of[s.term.id], kind_of[s.read.id], s.share) for s in sums])
     links = Links(
         sources=np.asarray([t.source for t, _ in between] + [s.term.source for s in sums], np.intp),
         targets=np.asarray([t.target for t, _ in between] + [s.read.target for s in sums], np.intp),
-        kinds=np.asarray([kind for _, kind in between] + [max(kinds, default=0) + 1 + n for n in of_sums], np.intp),
+        kinds=np.asarray([kind for _, kind in between] + [len(kind_of) + n for n in of_sums], np.intp),
     )
     classes = classify(np.asarray(_numbered(_of_nodes(model, within, pinned or {})), np.intp), links)
     if not classes.lossless or classes.count > SHARING_PAYS * len(nodes):
         return None
-    return _cut_down(model, classes, kind_of)
+    return _cut_down(model, classes)
 
 
 def _stays(transfer: Transfer) -> bool:
@@ -77,23 +76,6 @@ def _stays(transfer: Transfer) -> bool:
 def _numbered(keys: list[Hashable]) -> list[int]:
     seen: dict[Hashable, int] = {}
     return [seen.setdefault(key, len(seen)) for key in keys]
-
-
-def _of_transfer(model: Model, transfer: Transfer) -> Hashable:
-    """All that its values follow from, but for the strategies of its ends."""
-    aval = model.graph.aval_numbers[transfer.tensor]
-    spared = None if model.kernels is None else (model.savings.figures(transfer.id), model.memory_orders(transfer))
-    return (
-        transfer.source_dims,
-        transfer.reduced,
-        transfer.target_dims,
-        aval,
-        transfer.trips,
-        transfer.trips_after_loop,
-        transfer.widened,
-        transfer.scatters,
-        spared,
-    )
 
 
 def _of_nodes(
@@ -118,8 +100,9 @@ def _of_nodes(
     return found
 
 
-def _cut_down(model: Model, classes: Classes, kind_of: Mapping[int, int]) -> Members:
+def _cut_down(model: Model, classes: Classes) -> Members:
     """The model of the first members, numbered as the classes are."""
+    kind_of = model.transfer_kinds
     first, of = classes.first.tolist(), classes.of.tolist()
     number = {node: place for place, node in enumerate(first)}
     kept: list[Transfer] = []

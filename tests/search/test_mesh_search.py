@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from planner.errors import InfeasibleError
 from planner.options import Options
-from planner.pricing.memory.memory_model import whole_bytes
+from planner.pricing.memory.memory_model import MemoryModel, whole_bytes
 from planner.pricing.mesh import shape_key
 from planner.search.infeasible import with_reason
 from planner.search.mesh_search import SearchOptions, SearchResult, search
@@ -66,6 +67,18 @@ def test_a_result_says_whether_memory_keeps_plans_from_being_better(
     nothing = search(MESHES, problem, how)
     assert not nothing.candidates
     assert not nothing.memory_bound
+
+
+def test_strategies_may_be_taken_in_another_order(problem: PlanningProblem) -> None:
+    instance = problem.instance(MESHES[0])
+    kept = [np.arange(len(table))[::-1] for table in instance.strategies]
+    turned = instance.restricted(kept)
+    for choice in ([0] * len(kept), [len(of) - 1 for of in kept]):
+        whole = [int(of[pick]) for of, pick in zip(kept, choice, strict=True)]
+        assert turned.problem.evaluate(choice) == instance.problem.evaluate(whole)
+        np.testing.assert_array_equal(
+            MemoryModel(instance=turned).profile(choice), MemoryModel(instance=instance).profile(whole)
+        )
 
 
 def test_what_cannot_fit_is_told_without_pricing_and_explained_when_it_is_asked_for(
