@@ -4,9 +4,9 @@ A TPU's compiler gives the memory on the chip to what gains most by the byte, wh
 arrays of a body up to some size fit there at once, they stay there for as long as they live, whoever reads them and when
 (memory space assignment of XLA's TPU compiler, read off schedules of libtpu 0.0.42). Slices of a stack stay if the stack
 does. Arguments and results of the program lie in main memory, arguments that are updated in place, such as a cache, after
-that too; what a loop takes in of them is brought to the chip once. Of
-arrays that are there before a body and after it, those count that it reads, or that are made or last read no farther from it
-than it is long: the gradients of all layers before are no part of what a loop in a layer works on.
+that too; what a loop takes in of them is brought to the chip once. Of arrays that are there before a body and after it,
+those count that it reads, or that are made or last read no farther from it than it is long: the gradients of all layers
+before are no part of what a loop in a layer works on.
 """
 
 from __future__ import annotations
