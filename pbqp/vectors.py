@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 K = TypeVar("K")
 Floats = NDArray[np.float64]
@@ -23,6 +25,12 @@ def summed_by(terms: Iterable[tuple[K, Floats]]) -> dict[K, Floats]:
     for key, array in terms:
         found[key] = found[key] + array if key in found else array
     return found
+
+
+def components(first: Indices, second: Indices, count: int) -> Indices:
+    """Of `count` nodes joined by these edges the number of each one's component; ascending in nodes."""
+    joined = coo_array((np.ones(first.size), (first, second)), shape=(count, count))
+    return np.asarray(connected_components(joined, directed=False)[1], np.intp)
 
 
 def distinct_lines(lines: NDArray[np.int8]) -> tuple[NDArray[np.int8], Indices]:

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from pbqp.vectors import Indices
+from pbqp.vectors import Indices, components
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -154,9 +152,7 @@ def _components(colors: Indices, links: Links) -> Indices:
     """For every node the number of its component, once the colours of one node are taken out; ascending in nodes."""
     alone = np.bincount(colors)[colors] == 1
     inner = ~(alone[links.sources] | alone[links.targets])
-    ends = (links.sources[inner], links.targets[inner])
-    joined = coo_array((np.ones(ends[0].size), ends), shape=(colors.size, colors.size))
-    return np.asarray(connected_components(joined, directed=False)[1], np.intp)
+    return components(links.sources[inner], links.targets[inner], colors.size)
 
 
 def _rank(keys: Indices) -> Indices:

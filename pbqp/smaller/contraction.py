@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from pbqp.memory_rows import Indices
 from pbqp.problem import Array, Edge, Problem
 from pbqp.smaller.quotient import classes_of
 from pbqp.smaller.smaller import Choice
-from pbqp.vectors import summed_by
+from pbqp.vectors import components, summed_by
 
 RANGES = 8
 """Into how many ranges layers that are alike are divided."""
@@ -42,10 +40,8 @@ def blocks(problem: Problem, patterns: Sequence[int]) -> Indices:
     of, classes = np.asarray(patterns, np.intp), classes_of(problem)
     ends = np.asarray([edge.nodes for edge in problem.edges], np.intp).reshape(-1, 2)
     first, second = ends[of[ends[:, 0]] == of[ends[:, 1]]].T
-    joined = coo_array((np.ones(first.size), (first, second)), shape=(of.size, of.size))
-    component = connected_components(joined, directed=False)[1]
     sizes = classes.sizes[classes.of]
-    within = np.where(sizes > 1, classes.copy * RANGES // sizes, RANGES + component)
+    within = np.where(sizes > 1, classes.copy * RANGES // sizes, RANGES + components(first, second, of.size))
     return np.unique(np.stack((of, within)), axis=1, return_inverse=True)[1].ravel()
 
 

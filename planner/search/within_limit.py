@@ -254,11 +254,11 @@ class LimitSearch:
         memory = MemoryModel(instance=self.memory.instance.restricted(kept))
         solving = self.solving.within(COMBINE_SECONDS)
         # What changed alike from plan to plan changes at once, which makes the program small.
-        of = blocks(memory.instance.problem, patterns)
+        block = blocks(memory.instance.problem, patterns)
 
         def solve(limited: Problem) -> Solution:
-            more = np.arange(len(limited.node_costs) - len(of)) + of.max() + 1
-            small = contracted(limited, np.concatenate((of, more)))
+            more = np.arange(len(limited.node_costs) - len(block)) + block.max() + 1
+            small = contracted(limited, np.concatenate((block, more)))
             gap = PRICE_LEFT * solving.gap
             found = solve_ilp(
                 small.problem, solving.of_solve(solving.seconds, cutoff=self.upper, gap=gap, compiled=False)

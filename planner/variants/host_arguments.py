@@ -92,6 +92,8 @@ def levels_on_hosts(variants: ProblemVariants) -> Iterator[ProblemVariants]:
 def _state_alone(variants: ProblemVariants, best: VariantResult) -> Iterator[ProblemVariants]:
     """Where plans fit already: the state alone, if what its memory may gain is more than its copies take."""
     may = may_wait(variants.program, parameters=False)
+    if not may.state:
+        return
     chip, form = variants.request.topology.chip, best.problem.program.form
     devices = math.prod(best.result.candidates[0].instance.mesh.shape.values())
     state = sum(variants.program.arguments[i].aval.bytes for i in may.state)
@@ -103,7 +105,7 @@ def _state_alone(variants: ProblemVariants, best: VariantResult) -> Iterator[Pro
         more = front.within(saved.bytes + state / form.microbatches)
         gained += max(0.0, saved.seconds - more.seconds) / devices
     moved = 2 * state / devices / chip.host_link_bytes_per_s
-    if not may.state or gained < moved + GAIN * value_of(best):
+    if gained < moved + GAIN * value_of(best):
         return
     # What was better without its checkpoints is so with arguments on hosts.
     lifted = form.without_checkpoints
