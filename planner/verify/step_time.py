@@ -1,7 +1,7 @@
 """Seconds of a compiled program's schedule on a topology: what a plan's predicted seconds are held against.
 
-Nothing runs: the schedule is the compiler's, the rates are the chip's data sheet, and collectives take what the analytic
-cost model says of the wires under their mesh axes; of a GPU program, what its compiler notes of kernels and collectives.
+Nothing runs: the schedule is the compiler's, the rates are those of the table of chips, and collectives take what the
+analytic cost model says of the wires under their mesh axes. Matrix products of a GPU take what its compiler has measured.
 """
 
 from __future__ import annotations

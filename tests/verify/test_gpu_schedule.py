@@ -20,13 +20,14 @@ SLOWER = 0.78 / 0.5
 US = pytest.approx
 
 
-def notes(**seconds_us: float) -> str:
-    """The backend's configuration with what models note."""
+def notes(kind: str = "", memory_us: float = 0.0, **seconds_us: float) -> str:
+    """The backend's configuration with what models note: of all, and of reading and writing alone."""
     entries = ",".join(
-        f'{{"end_to_end_cycles":1,"exec_time_us":{us},"compute_time_us":0,"memory_access_time_us":0,"name":"{name}"}}'
+        f'{{"end_to_end_cycles":1,"exec_time_us":{us},"compute_time_us":9,"memory_access_time_us":{memory_us},"name":"{name}"}}'
         for name, us in seconds_us.items()
     )
-    return f'backend_config={{"operation_queue_id":"0","reification_cost":[{entries}],"device_type":"X"}}'
+    kind = f'"fusion_backend_config":{{"kind":"{kind}"}},' if kind else ""
+    return f'backend_config={{"operation_queue_id":"0",{kind}"reification_cost":[{entries}],"device_type":"X"}}'
 
 
 def judged(text: str, price_s: float = PRICE_S) -> ScheduleEstimate:
@@ -112,26 +113,43 @@ ENTRY %main (q: bf16[2,1024,8,128], k: bf16[2,1024,2,128]) -> bf16[2,8,1024,128]
     assert found.seconds == US(share * products * 2 * 2 * 8 * 1024**2 * 128 / (0.5 * 989e12))
 
 
-def kernel(note: str, body: str = "ROOT %e = f32[1048576]{0} exponential(%p)") -> str:
+def kernel(note: str, body: str = "ROOT %e = f32[1048576]{0} exponential(%p)", result: str = "f32[1048576]{0}") -> str:
     return f"""
-%fused (p: f32[1048576]) -> f32[1048576] {{
+%fused (p: f32[1048576]) -> {result} {{
   %p = f32[1048576]{{0}} parameter(0)
   {body}
 }}
 
-ENTRY %main (a: f32[1048576]) -> f32[1048576] {{
+ENTRY %main (a: f32[1048576]) -> {result} {{
   %a = f32[1048576]{{0}} parameter(0)
-  ROOT %k = f32[1048576]{{0}} fusion(%a), kind=kLoop, calls=%fused, {note}
+  ROOT %k = {result} fusion(%a), kind=kLoop, calls=%fused, {note}
 }}
 """
 
 
-def test_other_kernels_take_what_their_model_says_and_at_least_their_traffic() -> None:
-    least = 8 * 2**20 / CHIP.hbm_bytes_per_s
-    assert judged(kernel(notes(**{"": 1e9, "sol": 50.0}))).seconds == US(50e-6)
-    assert judged(kernel(notes(**{"": 1e9, "indexing-cost-model": 40.0, "sol": 0.01}))).seconds == US(40e-6)
-    assert judged(kernel(notes(sol=0.01))).seconds == US(least)
-    assert judged(kernel('backend_config={"reification_cost":[]}')).seconds == US(least)
+LEAST = 8 * 2**20 / CHIP.hbm_bytes_per_s
+
+
+@pytest.mark.parametrize("note", [notes(**{"": 50.0, "sol": 50.0}), 'backend_config={"reification_cost":[]}'])
+def test_other_kernels_take_their_bytes_whatever_computing_is_noted(note: str) -> None:
+    assert judged(kernel(note)).seconds == US(LEAST)
+    assert judged(kernel(note)).from_cycles == 0.0
+
+
+def test_a_kernel_with_one_result_takes_the_accesses_that_are_noted() -> None:
+    found = judged(kernel(notes(memory_us=20.0, **{"": 50.0, "sol": 50.0})))
+    assert (found.seconds, found.from_cycles) == (US(20e-6), 1.0)
+    # of Triton's kernels one model is right, and the one without a name is not
+    assert judged(kernel(notes(kind="__triton", memory_us=20.0, **{"": 1e9}))).seconds == US(LEAST)
+    triton = notes(kind="__triton", memory_us=30.0, **{"indexing-cost-model": 40.0})
+    assert judged(kernel(triton)).seconds == US(30e-6)
+
+
+def test_of_a_kernel_with_several_results_no_access_counts_twice() -> None:
+    body = """%e = f32[1048576]{0} exponential(%p)
+  ROOT %t = (f32[1048576]{0}, f32[1048576]{0}) tuple(%e, %p)"""
+    found = judged(kernel(notes(memory_us=50.0, **{"": 50.0}), body, "(f32[1048576]{0}, f32[1048576]{0})"))
+    assert found.seconds == US(1.5 * LEAST)
 
 
 def test_an_update_in_place_takes_its_part_only() -> None:
@@ -148,7 +166,7 @@ ENTRY %main (a: f32[64,1048576], b: f32[1,1048576], i: s32[]) -> f32[64,1048576]
   %a = f32[64,1048576]{{1,0}} parameter(0)
   %b = f32[1,1048576]{{1,0}} parameter(1)
   %i = s32[] parameter(2)
-  ROOT %k = f32[64,1048576]{{1,0}} fusion(%a, %b, %i), kind=kLoop, calls=%fused, {notes(sol=160.0)}
+  ROOT %k = f32[64,1048576]{{1,0}} fusion(%a, %b, %i), kind=kLoop, calls=%fused, {notes(memory_us=160.0, **{"": 160.0})}
 }}
 """)
     assert found.seconds == US(8 * 2**20 / CHIP.hbm_bytes_per_s, rel=1e-3)
@@ -202,7 +220,7 @@ ENTRY %main (a: f32[1048576], b: f32[1048576]) -> f32[1048576] {{
 """
 
 
-WORK = f"%k = f32[1048576]{{0}} fusion(%b), kind=kLoop, calls=%fused, {notes(sol=400.0)}"
+WORK = f"%k = f32[1048576]{{0}} fusion(%b), kind=kLoop, calls=%fused, {notes(memory_us=400.0, **{'': 400.0})}"
 
 
 def test_what_stands_between_start_and_done_hides_a_collective() -> None:
@@ -240,7 +258,7 @@ def test_loops_take_their_trips() -> None:
   %t = (s32[], f32[1048576]{{0}}) parameter(0)
   %i = s32[] get-tuple-element(%t), index=0
   %v = f32[1048576]{{0}} get-tuple-element(%t), index=1
-  %k = f32[1048576]{{0}} fusion(%v), kind=kLoop, calls=%fused, {notes(sol=10.0)}
+  %k = f32[1048576]{{0}} fusion(%v), kind=kLoop, calls=%fused, {notes(memory_us=10.0, **{"": 10.0})}
   ROOT %r = (s32[], f32[1048576]{{0}}) tuple(%i, %k)
 }}
 

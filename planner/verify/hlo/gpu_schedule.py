@@ -5,19 +5,22 @@ after the other, each from its start to its done; what has not passed by the don
 awaited so, which since jaxlib 0.12 copy the slices of loops, run beside the others likewise. A loop takes its body's time
 times its trip count.
 
-What a kernel takes is what XLA's compiler notes of it (`reification_cost` in the backend's configuration, compiled with
-`xla_gpu_collect_cost_model_stats`), each by the model of its own that is sound:
+What a kernel takes:
 
-    matrix products     "sol", interpolated from measurements (default_matmul_perf_table.txtpb), put right as below, at the
-                        share of the peak that the table of chips has
-    other Triton fusions    "indexing-cost-model"
-    loop and input fusions  "sol", there the fusion's own performance model
+    matrix products     what XLA's compiler notes ("sol" of `reification_cost` in the backend's configuration, compiled
+                        with `xla_gpu_collect_cost_model_stats`): interpolated from measurements
+                        (default_matmul_perf_table.txtpb), put right as below, at the share of the peak that the table
+                        of chips has; a roofline where nothing is noted, as of convolutions and attention of libraries
+    all others          their bytes at the memory's rate; of kernels with a single result the time that the compiler notes
+                        of reading and writing, which is longer where accesses are not coalesced
 
-and a roofline where nothing is noted: convolutions, copies, sorts, everything of chips that XLA has no measurements of;
-and for updates in place, whose models count the whole buffer. No kernel takes less than its roofline, or than its
-launch. Of a product whose
-types were not measured together, "sol" counts every dim in bytes of the result, so it says too much by the cube of the
-result's item size (MatmulInterpolator::EstimatedRuntime).
+No kernel takes less than its launch. Of a product whose types were not measured together, "sol" counts every dim in bytes
+of the result, so it says too much by the cube of the result's item size (MatmulInterpolator::EstimatedRuntime).
+
+What the compiler notes of computing in other kernels is not used: it takes the cycles of an operation in a chain of them,
+each waiting for the one before (hlo_op_profiler), for its share of the chip. So 67 million GELUs would take 228 to 500 us
+of an H100, which reads and writes them in 80. Nor of kernels with several results, of which it counts what each of them
+reads.
 
 Ignored: what collectives take of the memory's bandwidth.
 """
@@ -58,7 +61,10 @@ _DTYPES: Mapping[str, str] = {
     "c64": "complex64",
     "c128": "complex128",
 }
-_NOTED = re.compile(r'"exec_time_us":([\d.e+-]+)[^{}]*"name":"([^"]*)"')
+_NOTED = re.compile(
+    r'"exec_time_us":(?P<all>[\d.e+-]+)[^{}]*"memory_access_time_us":(?P<memory>[\d.e+-]+)[^{}]*"name":"(?P<model>[^"]*)"'
+)
+_TRITON = '"kind":"__triton'
 
 
 def estimate_gpu_seconds(
@@ -78,9 +84,10 @@ def estimate_gpu_seconds(
     return _Walker(scheduled_hlo_text, num_devices, chip, collective_seconds).estimate()
 
 
-def noted_seconds(instruction: Instruction) -> Mapping[str, float]:
-    """What the compiler notes that an instruction takes, by the name of its model."""
-    return {name: float(us) * 1e-6 for us, name in _NOTED.findall(instruction.attributes)}
+def _noted(instruction: Instruction, model: str, what: str) -> float | None:
+    """Seconds that one of the compiler's models notes of a kernel: of `all`, or of the `memory` alone."""
+    found = (match for match in _NOTED.finditer(instruction.attributes) if match["model"] == model)
+    return next((float(match[what]) * 1e-6 for match in found), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,18 +163,18 @@ class _Walker(ScheduleWalk[Chip]):
         product, flops = kernel.product, kernel.flops
         moved, peak = hbm_bytes_of(instruction, computation, self.module), chip.peak(kernel.dtype)
         least = max(flops / peak, moved / chip.memory_bytes_per_s, chip.kernel_latency_s)
-        notes = noted_seconds(instruction)
-        if product is not None and "sol" in notes:
+        if product is not None and (sol := _noted(instruction, "sol", "all")) is not None:
             reached = _TABLE_EFFICIENCY.get(chip.name, chip.matrix_efficiency)
             slower = reached / chip.matrix_efficiency
-            return max(slower * product.put_right(notes["sol"]), least), True
+            return max(slower * product.put_right(sol), least), True
         if flops:
             matrix = chip.matrix_latency_s + flops / (peak * chip.efficiency(kernel.dtype))
             return max(matrix, least), False
-        noted = notes.get("indexing-cost-model", notes.get("sol"))
-        if noted is None or _updates_in_place(instruction, self.module):
+        if instruction.shape.startswith("(") or _updates_in_place(instruction, self.module):
             return least, False
-        return max(noted, least), True
+        model = "indexing-cost-model" if _TRITON in instruction.attributes else ""
+        accesses = _noted(instruction, model, "memory") or 0.0
+        return max(accesses, least), accesses > least
 
 
 class _Kernel:
