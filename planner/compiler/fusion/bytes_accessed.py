@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from planner.compiler.fusion.kernels import Access, Home, Kernel, Kernels
+from planner.compiler.fusion.kernels import SLICES_ON_CHIP, Access, Home, Kernel, Kernels
 from planner.compiler.fusion.ragged_dot import times_moved
 from planner.compiler.layout.gather_tables import LargeRows, Rows
 from planner.compiler.layout.multiplied import Order
@@ -28,7 +28,7 @@ ON_CHIP: Mapping[Home, float] = {
     "product": 1 / 2,
     "late product": 0.0,
     "passes": 1 / 8,
-    "slice": 3 / 16,
+    "slice": SLICES_ON_CHIP,
     "loop": 1 / 32,
     "border": 1 / 2,
     "border product": 1 / 2,

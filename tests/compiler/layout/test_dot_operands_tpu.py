@@ -60,28 +60,51 @@ def test_a_slice_with_heads_inside_is_copied_once() -> None:
     assert _copied(HEADS_INSIDE, CACHE, QUERY, jnp.bfloat16, False) == []
 
 
+def _passes(fn: Any, caches: int, rows: int, spec: tuple[str | None, ...]) -> float:
+    """How often a device's part of a cache is moved, by a plan on eight chips of v5e that splits batch and heads so."""
+    batch, heads = spec
+    cache = jax.ShapeDtypeStruct((LAYERS, rows, LENGTH, HEADS, WIDTH), jnp.bfloat16)
+    split = jax.sharding.PartitionSpec(None, batch, None, heads)
+    plan = planner.plan(
+        fn,
+        (*[cache] * caches, *_queries(rows)),
+        topology="v5e:2x4",
+        mesh={"x": 8},
+        pins={**dict.fromkeys("cd"[:caches], split), "x": jax.sharding.PartitionSpec(batch, heads)},
+        memory_limit=1e12,
+        donate_argnums=range(caches),
+        options=planner.Options(check="never"),
+    )
+    return plan.predicted.traffic_bytes / (cache.size * 2 / 8)
+
+
 @pytest.mark.parametrize(
     ("rows", "spec", "passes"),
-    [(128, ("x", None), 4), (128, (None, "x"), 2), (32, ("x", None), 4), (8, ("x", None), 2)],
-    ids=["several heads", "one head", "half of the chip's memory", "an eighth of it"],
+    [(128, ("x", None), 4), (128, (None, "x"), 2), (64, ("x", None), 4), (32, ("x", None), 2)],
+    ids=["several heads", "one head", "all of the chip's memory", "half of it"],
 )
 def test_it_moves_nothing_where_a_device_holds_one_head_or_all_of_the_slice_on_its_chip(
     rows: int, spec: tuple[str | None, ...], passes: float
 ) -> None:
     """Keys and values are read by a product each; where there are several heads, one slice for both is made first."""
-    batch, heads = spec
-    args = jax.ShapeDtypeStruct((LAYERS, rows, LENGTH, HEADS, WIDTH), jnp.bfloat16), *_queries(rows)
-    plan = planner.plan(
-        HEADS_INSIDE,
-        args,
-        topology="v5e:2x4",
-        mesh={"x": 8},
-        pins={"c": jax.sharding.PartitionSpec(None, batch, None, heads), "x": jax.sharding.PartitionSpec(batch, heads)},
-        memory_limit=1e12,
-        donate_argnums=0,
-        options=planner.Options(check="never"),
-    )
-    assert plan.predicted.traffic_bytes / (args[0].size * 2 / 8) == pytest.approx(passes, rel=0.1)
+    assert _passes(HEADS_INSIDE, 1, rows, spec) == pytest.approx(passes, rel=0.1)
+
+
+def _two_caches(c: jax.Array, d: jax.Array, x: jax.Array, at: jax.Array) -> tuple[jax.Array, ...]:
+    def body(n: Any, carry: Any) -> Any:
+        c, d, x = carry
+        new = x.mean(2)[None, :, None]
+        c = lax.dynamic_update_slice(c, new, (n, 0, at, 0, 0))
+        d = lax.dynamic_update_slice(d, 2 * new, (n, 0, at, 0, 0))
+        weights = jax.nn.softmax(jnp.einsum("bhgw,bthw->bhgt", x, c[n]).astype(jnp.float32)).astype(x.dtype)
+        return c, d, jnp.einsum("bhgt,bthw->bhgw", weights, d[n])
+
+    return lax.fori_loop(0, LAYERS, body, (c, d, x))
+
+
+@pytest.mark.parametrize(("rows", "passes"), [(32, 1 + 3), (16, 1 + 1)], ids=["half of the memory", "a quarter"])
+def test_of_two_slices_one_stays_on_the_chip_where_both_have_no_room(rows: int, passes: float) -> None:
+    assert _passes(_two_caches, 2, rows, ("x", None)) == pytest.approx(passes, rel=0.1)
 
 
 def _queries(batch: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
