@@ -54,9 +54,10 @@ def test_what_does_not_fit_the_chip_is_moved_in_every_trip() -> None:
     assert predicted.traffic_bytes > TRIPS * 4 * 4 * environments * BODIES * 3
 
 
-def test_a_cache_on_a_loops_carry_is_read_from_memory() -> None:
-    """A slice of it is small, but not the whole that it is a slice of."""
-    layers, rows, width = 32, 4096, 1024
+@pytest.mark.parametrize("rows", [4096, 1024])
+def test_a_cache_on_a_loops_carry_is_read_from_memory(rows: int) -> None:
+    """A slice of it is small, but not the whole that it is a slice of: each trip picks another."""
+    layers, width = 32, 1024
 
     def layered(cache: jax.Array, x: jax.Array) -> jax.Array:
         def step(state: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
@@ -71,7 +72,7 @@ def test_a_cache_on_a_loops_carry_is_read_from_memory() -> None:
         jax.ShapeDtypeStruct((8, width), jnp.bfloat16),
     )
     predicted = _plan(layered, args, "v5e:2x2", mesh={"x": 1}, donate_argnums=0).predicted
-    assert predicted.traffic_bytes > layers * rows * width * 2
+    assert predicted.traffic_bytes >= layers * rows * width * 2
 
 
 @pytest.mark.parametrize(("topology", "chip"), [("v5e:2x2", "v5e"), ("h100:1x1", "h100")])

@@ -126,12 +126,13 @@ class Kernels:
 class StoredPart(NamedTuple):
     """A part of a tensor that stands in memory: `share` of it, with dims in the factors of some group.
 
-    Where these do not tell how it is split, it is taken to be split as the tensor `like` is.
+    Where these do not tell how it is split, it is taken to be split as the tensor `like` is. `picked`: at an index.
     """
 
     dims: Dims
     share: float = 1.0
     like: int | None = None
+    picked: bool = False
 
 
 Leaves = dict[int, StoredPart]
@@ -196,11 +197,12 @@ class _Walk:
         """Leaves in the factors of another group: `seen` and `own` are the dims of a tensor in both."""
         names, avals = names_between(seen, own), self.graph.tensors
         found: Leaves = {}
-        for leaf, (dims, share, like) in leaves.items():
-            if like is None and not covers(names, dims, avals[leaf].aval.shape):
-                found[leaf] = StoredPart(own, share * avals[leaf].aval.bytes / avals[tensor].aval.bytes, tensor)
+        for leaf, part in leaves.items():
+            if part.like is None and not covers(names, part.dims, avals[leaf].aval.shape):
+                share = part.share * avals[leaf].aval.bytes / avals[tensor].aval.bytes
+                found[leaf] = part._replace(dims=own, share=share, like=tensor)
             else:
-                found[leaf] = StoredPart(renamed(names, dims), share, like)
+                found[leaf] = part._replace(dims=renamed(names, part.dims))
         return found
 
     def add(self, op: Op) -> None:
@@ -219,7 +221,11 @@ class _Walk:
         if traits(op.kind).picks and op.results:
             avals = self.graph.tensors
             share = avals[op.results[0]].aval.bytes / max(avals[op.operands[0]].aval.bytes, 1.0)
-            operands[0] = {tensor: leaf._replace(share=share * leaf.share) for tensor, leaf in operands[0].items()}
+            picked = len(op.operands) > 1
+            operands[0] = {
+                tensor: leaf._replace(share=share * leaf.share, picked=picked or leaf.picked)
+                for tensor, leaf in operands[0].items()
+            }
         if op.id in self.uncoalesced:
             operands[0] = {
                 tensor: leaf._replace(share=leaf.share * TRANSACTION_BYTES / self.graph.tensors[tensor].aval.itemsize)
@@ -587,12 +593,13 @@ class _Homes:
         aval = self.graph.tensors[tensor].aval
         if direct and aval.dtype == "float32" and self.compiler.runs("convert-mover"):
             times *= 0.5
-        # A part of a tensor stays on the chip where the whole does; of what enters a loop each part is brought there.
+        # A part of a tensor stays on the chip where the whole does; of what enters a loop each part is brought there, but
+        # not those that are picked, as each trip picks another.
         whole = self.graph.tensors[shown].aval.bytes
         at_once = self.working_sets.per_byte(tensor) * aval.bytes / whole
-        if leaf.share * whole < aval.bytes and self.enters(tensor):
-            at_once = math.inf
         home, share = self.home(tensor, number), self.shares.get(tensor, 1.0)
+        if leaf.share * whole < aval.bytes and self.enters(tensor):
+            at_once, home = math.inf, "memory" if leaf.picked and leaf.like is not None else home
         return found._replace(tensor=tensor, times=times, home=home, at_once=at_once, share=share)
 
     def enters(self, tensor: int) -> bool:
