@@ -71,5 +71,5 @@ def test_the_compiler_makes_all_reduces_where_the_table_says(topology: str, shap
     assert report.ok, report.message
     expected = [(mesh.runs_as(kind, mesh.mask(axes), 2.0 * rows * COLUMNS), axes) for kind, axes, rows in jobs]
     found = [(c.kind, c.axes(shape)) for c in report.collectives if c.kind != "collective-permute"]
-    assert found == expected
+    assert sorted(found) == sorted(expected)  # newer compilers start some that are asynchronous earlier
     assert prod(shape.values()) == chips.num_devices
