@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import planner
 from cost_models import CHIPS, parse_topology
 from planner.compiler.emission.options import REMEDIES, SCHEDULER_MEMORY, options_of_plans, plan_options, remedy_of
 from planner.verify import aot
-from planner.verify.aot import AotReport, AotRequest
+from planner.verify.aot import AotReport, AotRequest, unavailable_reason
 from planner.verify.kept_reports import KeptReports
 
 ERROR = "Couldn't find output tile sizes"
@@ -128,3 +132,17 @@ def test_kept_reports_know_of_the_remedy(tmp_path: Path) -> None:
     assert found is not None
     assert found.remedy == ERROR
     assert KeptReports(tmp_path).find(replace(REQUEST, inherited={"XLA_FLAGS": "--xla_a=1"})) is None
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_sums_that_outgrow_the_chip_beside_matmuls_are_compiled_apart() -> None:
+    """By libtpu 0.0.42 the compile else ends in an error; later ones fuse nothing on v5p."""
+
+    def fn(y: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return y @ w, jnp.einsum("nf,nd->fd", y, x)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((8192, 8192), (8192, 2048), (8192, 2048))]
+    pins = {"y": P("x"), "x": P("x"), "w": P(), "out/0": P("x"), "out/1": P()}
+    options = planner.Options(check="always")
+    plan = planner.plan(fn, args, topology="v5p:2x2x1", mesh={"x": 4}, pins=pins, options=options)
+    assert plan.checked[0].ok
