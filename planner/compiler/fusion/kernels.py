@@ -582,8 +582,8 @@ class _Homes:
             aval = self.graph.tensors[tensor].aval
             self.copied_in[op.region] += 1
             share = SLICES_ON_CHIP / self.copied_in[op.region]
-            copy = Access(tensor, aval.shape, aval.itemsize, dims, "slice", READ_AND_WRITTEN, (dim, itemsize))
-            yield copy._replace(share=share)
+            passes, copied = READ_AND_WRITTEN, (dim, itemsize)
+            yield Access(tensor, aval.shape, aval.itemsize, dims, "slice", passes, copied, share=share)
 
     def read(self, tensor: int, leaf: StoredPart, number: int, *, direct: bool = False) -> Access:
         """What a kernel reads. What a matmul reads directly of a parameter in float32 was made bfloat16 before."""

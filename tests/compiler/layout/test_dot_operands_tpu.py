@@ -80,8 +80,8 @@ def _passes(fn: Any, caches: int, rows: int, spec: tuple[str | None, ...]) -> fl
 
 @pytest.mark.parametrize(
     ("rows", "spec", "passes"),
-    [(128, ("x", None), 4), (128, (None, "x"), 2), (64, ("x", None), 4), (32, ("x", None), 2)],
-    ids=["several heads", "one head", "all of the chip's memory", "half of it"],
+    [(128, ("x", None), 4), (128, (None, "x"), 2), (64, ("x", None), 4), (32, ("x", None), 2), (8, ("x", None), 2)],
+    ids=["several heads", "one head", "all of the chip's memory", "half of it", "an eighth of it"],
 )
 def test_it_moves_nothing_where_a_device_holds_one_head_or_all_of_the_slice_on_its_chip(
     rows: int, spec: tuple[str | None, ...], passes: float
