@@ -142,7 +142,8 @@ class CompilerModel:
 
     `release` is the one that the passes were read off. `models_kernels`: kernels and their traffic are known, so that time
     is priced kernel by kernel. `room` is the share of a device's memory up to which programs are scheduled as they are.
-    `products_in_vmem`: results of matmuls may stay on the chip. `reports_peak`: its report of peak memory can be relied on.
+    `usable_vmem` is the share of the memory on the chip that arrays get; the rest is what kernels work in.
+    `products_in_vmem`: results of matmuls may stay there. `reports_peak`: its report of peak memory can be relied on.
     Sums are combined into one of up to `combined_bytes`.
     """
 
@@ -151,6 +152,7 @@ class CompilerModel:
     passes: tuple[Pass, ...]
     models_kernels: bool = True
     room: float = 1.0
+    usable_vmem: float = 7 / 8
     products_in_vmem: bool = True
     reports_peak: bool = True
     combined_bytes: float = math.inf

@@ -15,10 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-USABLE = 7 / 8
-"""The share of the memory on the chip that arrays get; the rest is what kernels work in, 16 of 128 MiB on v5e."""
-SHARES = tuple(base * 2.0**-power for power in range(6) for base in (1 / 2, 3 / 8))
-"""The shares that are tried, from the largest that an array takes: extents have factors of 2 and 3 as a rule."""
+SHARES = tuple(base * 2.0**-power for power in reversed(range(6)) for base in (3 / 8, 1 / 2))
+"""The shares that are tried, up to the largest that an array takes: extents have factors of 2 and 3 as a rule."""
 
 
 class Candidate(NamedTuple):
@@ -31,8 +29,8 @@ class Candidate(NamedTuple):
     moved: float
 
 
-def shares_on_chip(candidates: Iterable[Candidate]) -> dict[int, float]:
-    """The largest share of the memory on the chip at which each array gets a place, by tensor.
+def shares_on_chip(candidates: Iterable[Candidate], usable: float) -> dict[int, float]:
+    """The share of the memory on the chip up to which each array gets a place, by tensor; all together get `usable`.
 
     Of those that gain the same the earlier is taken to have its place, so that identical layers have the same shares.
     """
@@ -42,11 +40,13 @@ def shares_on_chip(candidates: Iterable[Candidate]) -> dict[int, float]:
     for one in ordered:
         near = (other for start in range(one.start - longest, one.stop + 1) for other in placed.get(start, ()))
         beside = [
-            (other, other.bytes / one.bytes, SHARES[0] if _gain(other) == _gain(one) else found[other.tensor])
+            (other, other.bytes / one.bytes, SHARES[-1] if _gain(other) == _gain(one) else found[other.tensor])
             for other in near
             if other.stop >= one.start
         ]
-        found[one.tensor] = next((share for share in SHARES if _fits(one, share, beside)), SHARES[-1] / 2)
+        fits = [_fits(one, share, beside, usable) for share in SHARES]
+        crowded = fits.index(False) if False in fits else len(SHARES)
+        found[one.tensor] = SHARES[crowded - 1] if crowded else SHARES[0] / 2
         placed[one.start].append(one)
     return found
 
@@ -55,11 +55,11 @@ def _gain(one: Candidate) -> float:
     return one.moved * math.sqrt(one.bytes)
 
 
-def _fits(one: Candidate, share: float, beside: list[tuple[Candidate, float, float]]) -> bool:
+def _fits(one: Candidate, share: float, beside: list[tuple[Candidate, float, float]], usable: float) -> bool:
     """Whether an array that takes a share fits beside others, given with their size for each byte of its own and the
     largest share at which they have a place."""
     there = [(other, share * size) for other, size, most in beside if share * size <= most]
     return all(
-        share + sum(size for other, size in there if other.start <= kernel <= other.stop) <= USABLE
+        share + sum(size for other, size in there if other.start <= kernel <= other.stop) <= usable
         for kernel in {max(one.start, other.start) for other, _ in there}
     )

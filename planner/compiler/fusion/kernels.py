@@ -472,7 +472,8 @@ class _Homes:
                 for tensor in op.operands:
                     self.bound.setdefault(tensor, op.kind)
         self.bound |= dict.fromkeys(walk.updates, "dynamic_update_slice")
-        self.shares = shares_on_chip(self.candidates()) if compiler.runs("memory-space-assignment") else {}
+        placed = compiler.runs("memory-space-assignment")
+        self.shares = shares_on_chip(self.candidates(), compiler.usable_vmem) if placed else {}
 
     def candidates(self) -> Iterator[Candidate]:
         """What may stand on the chip from the kernel that makes it to the last that reads it."""
