@@ -65,6 +65,7 @@ PassName = Literal[
     "same-type-reuse",
     "copy-insertion",
     "while-loop-fusible-sinking",
+    "updated-stacks",
     "buffer-assignment",
     "sibling-operands",
     "widened-siblings",

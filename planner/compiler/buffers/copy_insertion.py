@@ -15,7 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from planner.program.dataflow import reached
+from planner.compiler.fusion.materialization import BORDER, readers_by_any_name
+from planner.compiler.fusion.softmax_gpu import made_with_rows
+from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING, TAKEN_IN
 from planner.rules.primitives import traits
@@ -92,6 +94,29 @@ def zeroed_stacks(graph: Graph, materialized: Sequence[bool]) -> dict[int, float
         around = regions[regions[op.region].parent or 0]
         if regions[op.region].reverse and around.parent is not None and materialized[op.results[0]]:
             found[op.id] = around.trips
+    return found
+
+
+def updated_stacks(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> dict[int, float]:
+    """By op that leaves a stack how often per call it is read or written where every slice is written by an update.
+
+    Zeros are written first. The kernel of the update computes its slice where that is what passes make, read elsewhere or
+    not; it copies what a matmul or a softmax of rows makes, what others need in memory, and what enters the loop.
+    """
+    regions, found, rows = graph.regions, dict[int, float](), made_with_rows(graph, fused, materialized)
+
+    def follows(op: Op) -> bool:
+        row = traits(op.kind)
+        alone = len(graph.consumers[op.results[0]]) == 1 and (row.turns or op.kind == "convert_element_type")
+        return row.renames or row.reshapes or alone
+
+    for op in graph.of_kinds(("loop_stack",)):
+        tensor = source_through(graph, op.operands[0], follows)
+        maker, readers = graph.maker(tensor), readers_by_any_name(graph, tensor)
+        passes = maker is not None and maker.kind not in BOUNDARY and fused[maker.id] and tensor not in rows
+        alone = all(fused[reader] and graph.ops[reader].kind not in BORDER for reader in readers - {op.id})
+        times = 1.0 if passes and alone else 1.0 + READ_AND_WRITTEN
+        found[op.id] = times * regions[regions[op.region].parent or 0].trips
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.buffers.complex_planes import complex_planes, real_transforms
-from planner.compiler.buffers.copy_insertion import in_place, zeroed_stacks
+from planner.compiler.buffers.copy_insertion import in_place, updated_stacks, zeroed_stacks
 from planner.compiler.buffers.sibling_operands import sibling_operands, widened_siblings
 from planner.compiler.fusion.instruction_fusion import reduced_at_once
 from planner.compiler.fusion.ragged_dot import mask_buffers, masked_buffers, transposed_buffers
@@ -25,6 +25,11 @@ def _copy_insertion(program: CompiledProgram) -> None:
 
 def _fusible_sinking(program: CompiledProgram) -> None:
     program.in_place = program.in_place.with_traffic(zeroed_stacks(program.graph, program.materialized))
+
+
+def _updated_stacks(program: CompiledProgram) -> None:
+    found = updated_stacks(program.graph, program.fused, program.materialized)
+    program.in_place = program.in_place.with_traffic(found)
 
 
 def _buffer_assignment(program: CompiledProgram) -> None:
@@ -118,6 +123,17 @@ WHILE_LOOP_FUSIBLE_SINKING = Pass(
     ),
     writes=("in_place",),
     run=_fusible_sinking,
+)
+
+UPDATED_STACKS = Pass(
+    name="updated-stacks",
+    phase="buffers",
+    does="Writes zeros before a loop for the stacks that it fills, and slices by updates, which copy what others made.",
+    evidence=Evidence(
+        release="jaxlib 0.10.2", seen="saved values and gradients of scanned matmuls, passes and softmaxes on h100:8"
+    ),
+    writes=("in_place",),
+    run=_updated_stacks,
 )
 
 BUFFER_ASSIGNMENT = Pass(

@@ -42,7 +42,7 @@ def source(graph: Graph, tensor: int, *, computes: bool = True) -> int:
     """The tensor that a matmul reads for an operand, through what is seen through; or one that `computes` nothing."""
     while (op := graph.maker(tensor)) is not None and op.kind not in BOUNDARY:
         row = traits(op.kind)
-        alone = op.kind == "convert_element_type" or op.kind == "transpose"
+        alone = op.kind == "transpose" or (op.kind == "convert_element_type" and _converts(graph, op))
         alone &= len(graph.consumers[tensor]) == 1
         single = _of_one(graph, op) if computes else None
         if row.reshapes or row.renames or alone:
@@ -52,6 +52,13 @@ def source(graph: Graph, tensor: int, *, computes: bool = True) -> int:
         else:
             break
     return tensor
+
+
+def _converts(graph: Graph, op: Op) -> bool:
+    """Whether a matmul converts an operand itself: to more bytes, or an argument that nothing else reads."""
+    (before,), (after,) = op.operands, op.results
+    argument = graph.tensors[before].producer is None and len(graph.consumers[before]) == 1
+    return argument or graph.tensors[before].aval.itemsize <= graph.tensors[after].aval.itemsize
 
 
 def _of_one(graph: Graph, op: Op) -> int | None:

@@ -119,17 +119,17 @@ def _stream(graph: Graph, tensor: int) -> int:
     """The tensor that a tensor is another name or another form of."""
 
     def passes(op: Op) -> bool:
-        alone = op.kind == "convert_element_type" and len(_readers(graph, op.results[0])) < 2
+        alone = op.kind == "convert_element_type" and len(readers_by_any_name(graph, op.results[0])) < 2
         return alone or traits(op.kind).renames
 
     return source_through(graph, tensor, passes)
 
 
-def _readers(graph: Graph, tensor: int) -> set[int]:
+def readers_by_any_name(graph: Graph, tensor: int) -> set[int]:
     """The ops that read a tensor, under whatever name."""
     found: set[int] = set()
     for op in graph.readers(tensor):
-        found |= _readers(graph, op.results[0]) if traits(op.kind).renames else {op.id}
+        found |= readers_by_any_name(graph, op.results[0]) if traits(op.kind).renames else {op.id}
     return found
 
 
@@ -140,7 +140,7 @@ def _is_running_sum(graph: Graph, op: Op, tensor: int, kept: list[bool], terms: 
     So is what a layer adds to a residual stream, or to the gradient of one: computed anew by every reader, it would keep
     the terms of all layers before it in memory, and read them again in every layer.
     """
-    if kept[tensor] or len(terms[tensor]) < 2 or len(_readers(graph, tensor)) < 2:
+    if kept[tensor] or len(terms[tensor]) < 2 or len(readers_by_any_name(graph, tensor)) < 2:
         return False
     return any(not terms[other] <= terms[tensor] for other in op.operands)
 
@@ -183,5 +183,5 @@ def _must_be_stored(graph: Graph, tensor: int, needs: Sequence[Need], hard: bool
 
 def is_needed(graph: Graph, fused: Sequence[bool], tensor: int) -> bool:
     """Whether some reader of a tensor, under whatever name, needs it in memory."""
-    readers = [graph.ops[reader] for reader in _readers(graph, tensor)]
+    readers = [graph.ops[reader] for reader in readers_by_any_name(graph, tensor)]
     return any(op.kind in ENTERING or _need(op, fused[op.id]) == "always" for op in readers)

@@ -18,7 +18,18 @@ from planner.rules.primitives import traits
 
 def rows_kept(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> frozenset[int]:
     """The ops that reduce rows within a kernel that goes on with these."""
-    found, ends, inside = set[int](), set[int](), set[int]()
+    return _rows(graph, fused, materialized)[0]
+
+
+def made_with_rows(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> frozenset[int]:
+    """The tensors that such kernels make, in memory or not."""
+    return _rows(graph, fused, materialized)[1]
+
+
+def _rows(
+    graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]
+) -> tuple[frozenset[int], frozenset[int]]:
+    found, ends, inside, made = set[int](), set[int](), set[int](), set[int]()
     for op in graph.ops:
         if op.kind in BOUNDARY or not fused[op.id]:
             continue
@@ -29,7 +40,8 @@ def rows_kept(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool])
                 ends.add(end.id)
         elif op.id in ends or not inside.isdisjoint(op.operands):
             inside.update(tensor for tensor in op.results if not materialized[tensor])
-    return frozenset(found)
+            made.update(op.results)
+    return frozenset(found), frozenset(made)
 
 
 def _is_of_rows(graph: Graph, op: Op) -> bool:

@@ -108,6 +108,7 @@ GPU = CompilerModel(
         schedule.SAME_TYPE_REUSE,
         schedule.LIVE_RANGES,
         buffers.COPY_INSERTION,
+        buffers.UPDATED_STACKS,
         buffers.BUFFER_ASSIGNMENT,
         layout.TRANSPOSED_BUFFERS,
         buffers.MASKED_GROUPS,
