@@ -66,6 +66,7 @@ PassName = Literal[
     "copy-insertion",
     "while-loop-fusible-sinking",
     "updated-stacks",
+    "transposed-operands",
     "buffer-assignment",
     "sibling-operands",
     "widened-siblings",

@@ -29,7 +29,9 @@ class CompiledProgram:
     `scheduled_at[op]`: the op before which an op runs that runs later than its place. `last_use[tensor]`: the time until
     which it is needed. `buffers`: what is allocated besides arguments. `hoisted`: narrow copies that are made before loops.
     `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
-    written for that, on devices that hold several elements along a dim of it. `row_major`: the tensors that lie in rows.
+    written for that, on devices that hold several elements along a dim of it. `transposed_operands`: what products read,
+    by op and position, that is transposed right before them by devices that hold several elements along certain dims.
+    `row_major`: the tensors that lie in rows.
     `reduced_at_once`: results of matmuls that are in memory only where they are partial sums.
     """
 
@@ -46,6 +48,9 @@ class CompiledProgram:
     same_type: set[int] = field(default_factory=set[int])
     transposed: TransposedStacks = field(default_factory=dict[int, "int | None"])
     transposes: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    transposed_operands: Mapping[tuple[int, int], tuple[int, ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, ...]]
+    )
     scheduled_at: Mapping[int, int] = field(default_factory=dict[int, int])
     last_use: list[int] = field(default_factory=list[int])
     in_place: InPlace = field(default_factory=lambda: InPlace(taken=frozenset(), extra_traffic={}, kept={}))

@@ -170,8 +170,8 @@ def local_bytes_of(array: Array, strategies: Strategies) -> Floats:
     if array.rows is not None:
         return copied_for_rows(located, strategies.axis_sizes, array.shape, array.rows)
     sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize, in_rows=array.in_rows)
-    if array.several is not None:
-        sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, array.several)
+    for dim in array.several:
+        sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, dim)
     if array.copied_slice is None:
         return sizes
     return sizes * in_argument_order(located, strategies.axis_sizes, array.shape, *array.copied_slice)

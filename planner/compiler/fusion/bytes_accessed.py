@@ -47,8 +47,8 @@ in a loop of a model of the weather (v5e) arrays that take 0.6 at once stay ther
 class Array(NamedTuple):
     """An array that is moved: its shape, whose dims are in the factors of a group, and where it may stand.
 
-    With `several`, a dim, it is moved only where a device holds several elements along that dim; with `copied_slice`, a
-    dim and an itemsize, only where besides an argument like it of such elements lies in the order of its dims; with
+    It is moved only where a device holds several elements along each dim of `several`; with `copied_slice`, a dim and an
+    itemsize, only where besides an argument like it of such elements lies in the order of its dims; with
     `rows` it is copied as `gathered_rows` says. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
     for each of its own (see `working_sets`); inf where its share of the memory on the chip is that of its home anyway.
     `share`: the largest that it gets beside others (see `memory_space`), 1 where that is no less than its home's.
@@ -59,7 +59,7 @@ class Array(NamedTuple):
     dims: Dims
     home: Home
     copied_slice: tuple[int, float] | None = None
-    several: int | None = None
+    several: tuple[int, ...] = ()
     rows: Rows | LargeRows | None = None
     in_rows: Order | None = None
     at_once: float = math.inf
@@ -91,7 +91,7 @@ def movements(program: CompiledProgram, kernels: Kernels | None, group: Group) -
             times, several = program.transposes[number]
             whole = _whole(program, op, op.results[0], graph.regions[op.region].per_run(times))
             dim = several + len(whole.array.shape) - len(graph.tensors[op.operands[0]].aval.shape)
-            array = whole.array._replace(several=dim)
+            array = whole.array._replace(several=(dim,))
             yield whole._replace(array=array, inside=array)
         if op.kind in TAKEN_IN and op.operands[0] in conversions and graph.consumers[op.operands[0]][0][0] == number:
             times = graph.regions[op.region].per_run(conversions[op.operands[0]])
@@ -124,6 +124,7 @@ def array_of(access: Access, home: Home | None = None) -> Array:
     home = home or access.home
     return Array(
         *(access.shape, access.itemsize, access.dims, home, access.copied_slice),
+        several=access.several,
         rows=access.rows,
         in_rows=access.in_rows,
         at_once=access.at_once if access.at_once * ON_CHIP[home] < WORKING_SET else math.inf,

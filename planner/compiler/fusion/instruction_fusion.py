@@ -10,8 +10,10 @@ of a library, which reads its operands as they are stored. Seen in schedules of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import pairwise
 
 from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
 from planner.decisions.groups import Grouping
@@ -69,6 +71,61 @@ def _of_one(graph: Graph, op: Op) -> int | None:
         return None
     before, after = graph.tensors[arrays[0]].aval, graph.tensors[op.results[0]].aval
     return arrays[0] if before.shape == after.shape and before.itemsize <= after.itemsize else None
+
+
+def partial_broadcasts(
+    graph: Graph, op: Op, varying: Sequence[frozenset[int]]
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """What is broadcast in memory, to the shape of a matmul's result, for the matmul to go on with.
+
+    XLA's GPU compiler computes a product of three dims: of a batch and of what is kept of either operand. A broadcast along
+    all dims of one of these is part of the kernel; one along some of them is not, such as that of a bias of each head along
+    a batch. Each is an itemsize and dims of the result of which a device must hold several elements, each of them, for it.
+    `varying`: see `varying_dims`.
+    """
+    (tensor,), (contracted, (batch, _)) = op.results, op.params["dimension_numbers"]
+    shape = graph.tensors[tensor].aval.shape
+    ends = len(batch), len(graph.tensors[op.operands[0]].aval.shape) - len(contracted[0]), len(shape)
+    groups = [{dim for dim in range(*pair) if shape[dim] > 1} for pair in pairwise((0, *ends))]
+    dims = list(range(len(shape)))
+    while len(graph.consumers[tensor]) == 1:
+        (reader,) = graph.readers(tensor)
+        by_element = _by_element(reader) and graph.tensors[reader.results[0]].aval.size == math.prod(shape)
+        if not by_element and reader.kind != "transpose":
+            break
+        for other in reader.operands:
+            along = {dims[dim] for dim in varying[other]} if other != tensor else set[int]()
+            for group in groups if along else ():
+                given, missing = group & along, group - along
+                if given and missing:
+                    several = tuple(dim for part in (given, missing) if len(part) == 1 for dim in part)
+                    yield graph.tensors[other].aval.itemsize, several
+                    break
+        if reader.kind == "transpose":
+            dims = [dims[dim] for dim in reader.params["permutation"]]
+        (tensor,) = reader.results
+
+
+def varying_dims(graph: Graph) -> list[frozenset[int]]:
+    """By tensor the dims along which it is no broadcast of something smaller in memory."""
+    found = [frozenset(dim for dim, extent in enumerate(tensor.aval.shape) if extent > 1) for tensor in graph.tensors]
+    for op in graph.ops:
+        if op.kind == "broadcast_in_dim":
+            places = op.params["broadcast_dimensions"]
+            found[op.results[0]] = frozenset(places[dim] for dim in found[op.operands[0]])
+        elif op.kind == "transpose":
+            found[op.results[0]] = frozenset(
+                dim for dim, of in enumerate(op.params["permutation"]) if of in found[op.operands[0]]
+            )
+        elif _by_element(op):
+            found[op.results[0]] = frozenset[int]().union(*[found[tensor] for tensor in op.operands])
+    return found
+
+
+def _by_element(op: Op) -> bool:
+    """Whether an op computes each element of its result of those in the same place."""
+    row, moves = traits(op.kind), op.kind in BOUNDARY or "axes" in op.params
+    return len(op.results) == 1 and row.fused and not row.reshapes and not row.turns and not row.picks and not moves
 
 
 def read_alone(graph: Graph, materialized: Sequence[bool], op: Op, made: Collection[int]) -> bool:

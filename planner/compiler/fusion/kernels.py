@@ -23,7 +23,13 @@ from typing import Literal, NamedTuple
 
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.buffers.memory_space import Candidate, shares_on_chip
-from planner.compiler.fusion.instruction_fusion import read_alone, source, sunk_share
+from planner.compiler.fusion.instruction_fusion import (
+    partial_broadcasts,
+    read_alone,
+    source,
+    sunk_share,
+    varying_dims,
+)
 from planner.compiler.fusion.softmax_gpu import rows_kept
 from planner.compiler.layout.dot_operands_tpu import copied_slices
 from planner.compiler.layout.gather_tables import (
@@ -81,9 +87,9 @@ v5e) a matrix of 8 MB that 78 products read in each trip stays on the chip.
 class Access(NamedTuple):
     """A tensor that a kernel reads or writes: `times` the bytes of an array of this shape, whose dims are in the factors
     of the kernel's group. `copied_slice` (dim, itemsize of what is copied): of a copy that is made as `copied_slices` says;
-    `rows`: of one that `gathered_rows` tells of. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once
-    for each of its own (see `working_sets`). `share`: the largest of the memory on the chip that it gets there, read soon
-    (see `memory_space`)."""
+    `several`: only where a device holds several elements along each of these dims; `rows`: of a copy that `gathered_rows`
+    tells of. `in_rows`: how it lies in rows. `at_once`: the bytes that stand at once for each of its own (see
+    `working_sets`). `share`: the largest of the memory on the chip that it gets there, read soon (see `memory_space`)."""
 
     tensor: int
     shape: tuple[int, ...]
@@ -92,6 +98,7 @@ class Access(NamedTuple):
     home: Home
     times: float
     copied_slice: tuple[int, float] | None = None
+    several: tuple[int, ...] = ()
     rows: Rows | LargeRows | None = None
     in_rows: Order | None = None
     at_once: float = math.inf
@@ -459,6 +466,8 @@ class _Homes:
                 if walk.made_by.get(leaf) != number:
                     self.readers.setdefault(leaf, []).append(number)
         self.copied = copied_slices(graph) if compiler.runs("dot-operand-layout") else {}
+        self.transposed_operands = program.transposed_operands
+        self.varying = varying_dims(graph) if compiler.runs("gemm-operands") else ()
         self.copied_in: Counter[int] = Counter()
         self.rows = gathered_rows(graph, program.narrow) if compiler.runs("gather-table-layout") else {}
         self.sliced = set[int]()
@@ -506,6 +515,8 @@ class _Homes:
                 *(self.access(t, d, number) for t, d in kernel.writes.items()),
                 *self.slices_copied(kernel),
                 *self.slices_cut_out(kernel),
+                *self.copies_transposed(kernel),
+                *self.broadcasts(kernel),
                 *self.looked_up(kernel),
                 *self.cut_and_joined(kernel, number),
                 *self.begun(kernel, number),
@@ -571,6 +582,23 @@ class _Homes:
                 self.sliced.add(taken)
                 itemsize = graph.tensors[taken].aval.itemsize
                 yield Access(tensor, graph.tensors[tensor].aval.shape, itemsize, dims, "memory", READ_AND_WRITTEN)
+
+    def copies_transposed(self, kernel: _Kernel) -> Iterator[Access]:
+        """The copies of operands that a matmul wants in another order."""
+        op = self.graph.ops[kernel.op]
+        for position, tensor in enumerate(op.operands if kernel.anchor else ()):
+            several = self.transposed_operands.get((op.id, position))
+            if several is not None:
+                dims, aval = self.walk.grouping.placements[op.id].operands[position], self.graph.tensors[tensor].aval
+                yield Access(tensor, aval.shape, aval.itemsize, dims, "memory", READ_AND_WRITTEN, several=several)
+
+    def broadcasts(self, kernel: _Kernel) -> Iterator[Access]:
+        """What is broadcast in memory for a matmul to go on with."""
+        op = self.graph.ops[kernel.op]
+        if kernel.anchor and op.kind == "dot_general" and self.compiler.runs("gemm-operands"):
+            (dims,), aval = self.walk.grouping.placements[op.id].results, self.graph.tensors[op.results[0]].aval
+            for itemsize, several in partial_broadcasts(self.graph, op, self.varying):
+                yield Access(op.results[0], aval.shape, itemsize, dims, "memory", READ_AND_WRITTEN, several=several)
 
     def slices_copied(self, kernel: _Kernel) -> Iterator[Access]:
         """The copies of slices that a matmul does not read where they lie: written, and read from the stack.

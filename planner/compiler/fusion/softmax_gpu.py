@@ -26,9 +26,7 @@ def made_with_rows(graph: Graph, fused: Sequence[bool], materialized: Sequence[b
     return _rows(graph, fused, materialized)[1]
 
 
-def _rows(
-    graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]
-) -> tuple[frozenset[int], frozenset[int]]:
+def _rows(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]) -> tuple[frozenset[int], frozenset[int]]:
     found, ends, inside, made = set[int](), set[int](), set[int](), set[int]()
     for op in graph.ops:
         if op.kind in BOUNDARY or not fused[op.id]:

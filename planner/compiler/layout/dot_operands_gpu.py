@@ -8,6 +8,11 @@ behind it where it is carried. A stack that nothing else reads is not there any 
 one element may lie anywhere, such as heads that are each on a device of their own: what only they put out of order is
 transposed where a device holds several. Seen in schedules of jaxlib 0.10.2 (`GpuLayoutAssignment::SetDotOperandLayout`
 in openxla/xla).
+
+What is no stack is transposed right before the product: queries of shape (batch, length, heads, width), and scores of
+queries in groups. A transpose in the program is one in name only: what is computed element by element of a product lies as
+the product made it. A pass whose result one product alone reads writes it in that product's order; else a kernel of its own
+copies it, once for all products that want one order.
 """
 
 from __future__ import annotations
@@ -17,7 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import source
-from planner.program.dataflow import reached
+from planner.compiler.fusion.materialization import readers_by_any_name
+from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
+from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING
 from planner.rules.primitives import traits
@@ -33,7 +40,7 @@ def transposed_stacks(graph: Graph) -> TransposedStacks:
                 dim = several and _dim_of_stack(graph, entering, wanted, several)
                 if several is None or (dim is not None and found.get(entering.id, dim) is not None):
                     found[entering.id] = dim
-    return found
+    return found | _slices_turned(graph)
 
 
 def transpose_traffic(graph: Graph, transposed: TransposedStacks) -> Mapping[int, tuple[float, int | None]]:
@@ -66,6 +73,111 @@ def with_transposed(
         )
         for op in map(graph.ops.__getitem__, sorted(transposed))
     ]
+
+
+def transposed_operands(
+    graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]
+) -> dict[tuple[int, int], tuple[int, tuple[int, ...]]]:
+    """The operands of products, by op and position, that kernels of their own transpose, for the first that want one so.
+
+    By each the op before which it is made, the first product that reads the same in whatever order, and the dims of which a
+    device must hold several elements, each of them, for it.
+    """
+    orders, found = _orders(graph), dict[tuple[int, int], tuple[int, tuple[int, ...]]]()
+    read: dict[int, list[tuple[int, int]]] = {}
+    for op in graph.of_kinds(("dot_general",)):
+        for position, tensor in enumerate(op.operands if not fused[op.id] else ()):
+            read.setdefault(source(graph, tensor), []).append((op.id, position))
+    for tensor, reads in read.items():
+        maker = graph.maker(tensor)
+        if maker is not None and maker.kind == "loop_slice":
+            continue
+        passes = maker is not None and maker.kind not in BOUNDARY and fused[maker.id] and materialized[tensor]
+        if passes and len(reads) == len(readers_by_any_name(graph, tensor)) == 1:
+            continue
+        wanted: dict[tuple[int, ...], tuple[int, int]] = {}
+        for number, position in reads:
+            operand = graph.ops[number].operands[position]
+            shape = graph.tensors[operand].aval.shape
+            lies = orders.get(operand, _longer(shape))
+            order = _order_wanted(graph.ops[number], position, lies)
+            if order is not None and order not in wanted:
+                wanted[order] = number, position
+                product = graph.ops[number]
+                several = tuple(dim for dim in lies if _order_wanted(product, position, _without(lies, dim)) is None)
+                found[number, position] = reads[0][0], several
+    return found
+
+
+def _orders(graph: Graph) -> dict[int, tuple[int, ...]]:
+    """The dims of tensors of more than one element, from the outermost in; none of those that may lie in any order.
+
+    What is computed element by element lies as what it is computed of. Where that lies in several orders, and of slices of
+    stacks, it lies as its readers want it.
+    """
+    found = {t.id: _longer(t.aval.shape) for t in graph.tensors if t.producer is None}
+    uncoalesced = uncoalesced_transposes(graph)
+    for op in graph.ops:
+        row = traits(op.kind)
+        for result in op.results:
+            shape = graph.tensors[result].aval.shape
+            if op.kind == "transpose" and op.id not in uncoalesced:
+                (operand,) = op.operands
+                if operand in found:
+                    found[result] = tuple(op.params["permutation"].index(dim) for dim in found[operand])
+            elif op.kind in ("loop_slice", "loop_stack") or (row.fused and (row.turns or row.reshapes)):
+                continue
+            elif row.fused or row.renames or op.kind in BOUNDARY:
+                alike = {found[t] for t in op.operands if t in found and graph.tensors[t].aval.shape == shape}
+                if len(alike) == 1:
+                    (found[result],) = alike
+            else:
+                found[result] = _longer(shape)
+    return found
+
+
+def _longer(shape: Sequence[int]) -> tuple[int, ...]:
+    """The dims of more than one element."""
+    return tuple(dim for dim, extent in enumerate(shape) if extent > 1)
+
+
+def _slices_turned(graph: Graph) -> dict[int, int | None]:
+    """The slices of stacks that passes read beside what lies in another order than the loop left them in.
+
+    By each the dim of the stack that alone is out of order, of several the shortest.
+    """
+    orders, found = _orders(graph), dict[int, int | None]()
+    left = {op.results[0]: orders.get(op.operands[0]) for op in graph.of_kinds(("loop_stack",))}
+    for op in graph.of_kinds(("loop_slice",)):
+        (stack, *_), (tensor,) = op.operands, op.results
+        lies, shape = left.get(source_through(graph, stack, _is_renamed)), graph.tensors[tensor].aval.shape
+        if lies is None:
+            continue
+        for reader in graph.readers(tensor):
+            beside = {orders[t] for t in reader.operands if t in orders and graph.tensors[t].aval.shape == shape}
+            if traits(reader.kind).fused and beside and lies not in beside:
+                alone = [dim for dim in lies if {_without(order, dim) for order in beside} == {_without(lies, dim)}]
+                found[op.id] = min(alone, key=lambda dim: shape[dim]) + 1 if alone else None
+                break
+    return found
+
+
+def _without(order: Sequence[int], dim: int) -> tuple[int, ...]:
+    return tuple(other for other in order if other != dim)
+
+
+def _is_renamed(op: Op) -> bool:
+    return traits(op.kind).renames
+
+
+def _order_wanted(op: Op, position: int, lies: Sequence[int]) -> tuple[int, ...] | None:
+    """The order in which a product wants the dims of an operand that lie in another; None where it takes them so."""
+    contracted, batch = (dims[position] for dims in op.params["dimension_numbers"])
+    kept = [dim for dim in sorted(lies) if dim not in contracted and dim not in batch]
+    groups = (kept, contracted) if position == 0 else (contracted, kept)
+    first, second, apart = ([dim for dim in dims if dim in lies] for dims in (*groups, batch))
+    taken = ((*apart, *first, *second), (*apart, *second, *first))
+    return None if tuple(lies) in taken else taken[0]
 
 
 def _transposed_operands(op: Op) -> Iterator[tuple[int, int | None]]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from planner.compiler.layout.dot_operands_gpu import transpose_traffic, transposed_stacks, with_transposed
+from planner.compiler.buffers.buffer import Buffer
+from planner.compiler.layout.dot_operands_gpu import (
+    transpose_traffic,
+    transposed_operands,
+    transposed_stacks,
+    with_transposed,
+)
 from planner.compiler.layout.loop_stacks import stack_relayouts
 from planner.compiler.layout.multiplied import in_tiles, of_convolutions, of_products
 from planner.compiler.layout.row_major_lanes import in_row_order, slices_copied_to_order
@@ -26,6 +32,15 @@ def _transposed_buffers(program: CompiledProgram) -> None:
     traffic = transpose_traffic(graph, program.transposed)
     program.in_place = program.in_place.with_traffic({op: t for op, (t, several) in traffic.items() if several is None})
     program.transposes = {op: (t, several) for op, (t, several) in traffic.items() if several is not None}
+
+
+def _transposed_operands(program: CompiledProgram) -> None:
+    graph, found = program.graph, transposed_operands(program.graph, program.fused, program.materialized)
+    program.transposed_operands = {at: several for at, (_, several) in found.items()}
+    program.buffers += [
+        Buffer(graph.ops[op].operands[position], made, op + 1, several=next(iter(several), None))
+        for (op, position), (made, several) in found.items()
+    ]
 
 
 def _row_major_lanes(program: CompiledProgram) -> None:
@@ -77,6 +92,19 @@ TRANSPOSED_BUFFERS = Pass(
     evidence=Evidence(release="jaxlib 0.10.2", seen="decode steps with caches of keys and values on h100:8"),
     writes=("buffers", "in_place", "transposes"),
     run=_transposed_buffers,
+)
+
+TRANSPOSED_OPERANDS = Pass(
+    name="transposed-operands",
+    phase="buffers",
+    does="Transposes what a matmul reads in another order than its batch dims, then those it contracts or keeps.",
+    evidence=Evidence(
+        release="jaxlib 0.10.2",
+        seen="attention with one and several heads of queries to one of keys, and its gradients, on h100:8",
+        source="xla/service/gpu/transforms/layout_assignment.cc, xla/hlo/transforms/expanders/dot_decomposer.cc",
+    ),
+    writes=("transposed_operands", "buffers"),
+    run=_transposed_operands,
 )
 
 UNCOALESCED_TRANSPOSES = Pass(

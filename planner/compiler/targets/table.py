@@ -111,6 +111,7 @@ GPU = CompilerModel(
         buffers.UPDATED_STACKS,
         buffers.BUFFER_ASSIGNMENT,
         layout.TRANSPOSED_BUFFERS,
+        layout.TRANSPOSED_OPERANDS,
         buffers.MASKED_GROUPS,
         buffers.REMATERIALIZATION,
         collectives.ALL_REDUCE_COMBINER,

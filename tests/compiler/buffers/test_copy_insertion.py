@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from planner.compiler.analysis import Model, model_of
-from planner.compiler.targets.table import TPU
+from planner.compiler.targets.table import GPU, TPU
 from planner.pricing.memory.memory_model import whole_bytes
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -203,6 +203,53 @@ def test_a_carry_of_which_neighbours_are_read_is_made_elsewhere_and_copied_in_ev
     model = _model(lambda carry: lax.fori_loop(0, 8, step, carry), args, True)
     assert _of_kind(model, "loop_carry_out") == [16.0] * copies
     assert whole_bytes(model) == pytest.approx((count + copies) * grid.size * 4, rel=1e-3)
+
+
+def _save_product(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.tanh(x @ w), x @ w
+
+
+def _save_entering(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.tanh(x @ w), x
+
+
+def _save_pass_of_matmul(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    h = x @ w
+    y = jnp.tanh(h) * h
+    return y @ w, y
+
+
+def _save_pass_alone(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    h = x @ w
+    return jnp.tanh(h) @ w, jnp.sin(h) * h
+
+
+def _save_softmax(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = jax.nn.softmax(x @ w, -1)
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("body", "times"),
+    [
+        (_save_product, 3.0),
+        (_save_entering, 3.0),
+        (_save_pass_of_matmul, 3.0),
+        (_save_pass_alone, 1.0),
+        (_save_softmax, 3.0),
+    ],
+)
+def test_gpus_write_zeros_for_stacks_and_copy_slices_that_also_stand_elsewhere(
+    body: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]], times: float
+) -> None:
+    """The bytes of such programs compiled for h100 are these: zeros, then updates that copy or compute their slices."""
+
+    def fn(x: jax.Array, w: jax.Array) -> Any:
+        return lax.scan(lambda x, _: body(x, w), x, None, length=8)
+
+    args = jax.ShapeDtypeStruct((128, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    graph = build_graph(trace(fn, args), while_trips=1.0)
+    assert _of_kind(model_of(graph, pinned_outputs=set(), kept=set(), compiler=GPU), "loop_stack") == [times]
 
 
 @pytest.mark.parametrize(("reverse", "nested", "zeroed"), [(True, True, [4.0]), (False, True, []), (True, False, [])])

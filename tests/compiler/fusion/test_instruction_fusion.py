@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import planner
 from planner.compiler.analysis import model_of
+from planner.compiler.fusion.instruction_fusion import partial_broadcasts, varying_dims
 from planner.compiler.fusion.kernels import Access, Kernel, kernels_of
 from planner.compiler.layout.dot_operands_gpu import transposed_stacks
 from planner.compiler.layout.uncoalesced_transposes import is_tiled, uncoalesced_transposes
@@ -137,6 +138,37 @@ def test_a_matmul_computes_an_operand_of_one_array(fn: Callable[[jax.Array], jax
     program = compiled(graph, group_ops(graph), GPU)
     made = {b.tensor for b in program.buffers if graph.ops[graph.tensors[b.tensor].producer or 0].kind != "dot_general"}
     assert any(graph.tensors[tensor].aval.shape == WIDE for tensor in made) == stands
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_matmul_narrows_an_argument_and_nothing_that_others_made(made: bool) -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        return (jnp.tanh(x + 1) if made else x).astype(jnp.bfloat16) @ w
+
+    wide = jax.ShapeDtypeStruct(X.shape, jnp.float32)
+    _, kernels = _kernels(fn, wide, WEIGHT)
+    read = [(access.shape, access.itemsize) for access in kernels[-1].operands[0]]
+    assert read == [(X.shape, 2.0 if made else 4.0)]
+    assert len(kernels) == 1 + made
+
+
+@pytest.mark.parametrize(
+    ("bias", "several"),
+    [((8, 1, 128, 128), (0, 1)), ((1, 4, 128, 128), (1, 0)), ((1, 1, 128, 128), None), ((1, 1, 1, 1), None)],
+)
+def test_a_broadcast_along_a_part_of_a_batch_is_in_memory(
+    bias: tuple[int, ...], several: tuple[int, ...] | None
+) -> None:
+    """That of a bias for each head, or each example, of 8 with 4 heads; not what is broadcast along both."""
+
+    def fn(q: jax.Array, k: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k) + jnp.broadcast_to(b, (8, 4, 128, 128)), -1)
+
+    heads = jax.ShapeDtypeStruct((8, 4, 128, 64), jnp.float32)
+    graph = build_graph(trace(fn, (heads, heads, jax.ShapeDtypeStruct(bias, jnp.float32))), while_trips=1.0)
+    (product,) = graph.of_kinds(("dot_general",))
+    found = list(partial_broadcasts(graph, product, varying_dims(graph)))
+    assert found == ([] if several is None else [(4.0, several)])
 
 
 @pytest.mark.parametrize(("groups", "bad"), [(8, True), (32, False)])

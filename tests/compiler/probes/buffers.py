@@ -53,6 +53,18 @@ def _zeros(found: Compiled) -> bool:
     )
 
 
+def _saved(x: Any, weights: Any) -> Any:
+    def body(x: Any, w: Any) -> tuple[Any, Any]:
+        h = x @ w
+        return jnp.tanh(h), h
+
+    return lax.scan(body, x, weights)
+
+
+def _is_stack(kernel: Any) -> bool:
+    return f"bf16{dims_text(4, 1024, 1024)}" in kernel.shape
+
+
 def _in(dtype: Any) -> Callable[..., Any]:
     def fn(x: Any, w: Any, a: Any, b: Any) -> Any:
         h = x @ w
@@ -157,6 +169,16 @@ PROBES = (
         ),
         shows="zeros are written for the stack of a loop inside another where it is reversed",
         seen=lambda straight, reverse: not _zeros(straight) and _zeros(reverse),
+    ),
+    Probe(
+        of="updated-stacks",
+        topology="h100:1",
+        programs=(Program(fn=_saved, args=(Array(shape=(1024, 1024)), Array(shape=(4, 1024, 1024)))),),
+        shows="zeros are written for a stack, and slices that a matmul made are copied into it",
+        seen=lambda found: (
+            any(found.holds(one, "broadcast") and _is_stack(one) for one in found.kernels())
+            and any(found.holds(one, "dynamic-update-slice") for one in found.kernels(found.bodies[0]))
+        ),
     ),
     *(
         Probe(

@@ -101,6 +101,18 @@ PROBES = (
         seen=_copied_in_its_loop,
     ),
     Probe(
+        of="transposed-operands",
+        topology="h100:1",
+        programs=(
+            Program(
+                fn=lambda q, k: jnp.einsum("bthd,bshd->bhts", q, k),
+                args=(Array(shape=(BATCH, LENGTH, HEADS, WIDTH)),) * 2,
+            ),
+        ),
+        shows="queries and keys are transposed for their product, heads outermost",
+        seen=lambda found: [found.holds(one, "transpose") for one in found.kernels()] == [True, True, False],
+    ),
+    Probe(
         of="layout-assignment",
         topology="v5e:1x1",
         programs=(
