@@ -19,7 +19,7 @@ import numpy as np
 from pbqp.vectors import Floats
 from planner.compiler.buffers.buffer import Buffer
 from planner.program.dataflow import source_through
-from planner.program.graph import Graph
+from planner.program.graph import Graph, Op
 from planner.program.slots import ENTERING, LEAVING, TAKEN_IN
 from planner.rules.primitives import traits, updates_in_place
 
@@ -56,13 +56,13 @@ class WorkingSets:
         region = graph.regions[op.region].parent if op.kind in LEAVING else op.region
         return self._standing(region or 0, size) / size
 
-    def per_byte_stacked(self, tensor: int) -> float:
-        """The same of what the trips of a loop put on a stack, where they do."""
+    def per_byte_inside(self, tensor: int) -> float:
+        """The same of what the trips of a loop put on a stack, or what is written over a part of an array, where it does."""
         graph, size = self._graph, self._graph.tensors[tensor].aval.bytes
         if not size:
             return math.inf
-        stacks = [op.results[0] for op in graph.readers(tensor) if op.kind == "loop_stack"]
-        sizes = [self.per_byte(stack) * graph.tensors[stack].aval.bytes / size for stack in stacks]
+        wholes = [op.results[0] for op in graph.readers(tensor) if _puts(op, tensor)]
+        sizes = [self.per_byte(whole) * graph.tensors[whole].aval.bytes / size for whole in wholes]
         return max(sizes, default=math.inf)
 
     def _standing(self, region: int, size: float) -> float:
@@ -95,3 +95,9 @@ class WorkingSets:
                 renames = maker is not None and (traits(maker.kind).renames or traits(maker.kind).reshapes)
                 tensor = maker.operands[0] if maker is not None and renames else None
         return found
+
+
+def _puts(op: Op, tensor: int) -> bool:
+    """Whether an op puts a tensor into another."""
+    position = traits(op.kind).updates
+    return op.kind == "loop_stack" or (position is not None and op.operands[position] == tensor)

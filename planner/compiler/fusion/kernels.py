@@ -643,8 +643,8 @@ class _Homes:
     def access(self, tensor: int, dims: Dims, number: int) -> Access:
         aval = self.graph.tensors[tensor].aval
         rows, sets = self.row_major.get(tensor), self.working_sets
-        stacked = self.bound.get(tensor) == "loop_stack"
-        at_once = sets.per_byte_stacked(tensor) if stacked else sets.per_byte(tensor)
+        inside = self.bound.get(tensor) == "loop_stack" or tensor in self.walk.updates
+        at_once = sets.per_byte_inside(tensor) if inside else sets.per_byte(tensor)
         home = self.home(tensor, number)
         return Access(
             *(tensor, aval.shape, aval.itemsize, dims, home, 1.0),
