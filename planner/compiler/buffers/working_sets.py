@@ -57,7 +57,7 @@ class WorkingSets:
         return self._standing(region or 0, size) / size
 
     def per_byte_inside(self, tensor: int) -> float:
-        """The same of what the trips of a loop put on a stack, or what is written over a part of an array, where it does."""
+        """The same of what the trips of a loop put on a stack, or of what is written into an array, where it is."""
         graph, size = self._graph, self._graph.tensors[tensor].aval.bytes
         if not size:
             return math.inf

@@ -15,6 +15,7 @@ but these are decided apart, and in decode steps over v5e:16x16 only the queries
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from functools import cached_property
@@ -103,9 +104,11 @@ def flops_after_sums(graph: Graph, flow: Flow, *, in_loops: bool) -> dict[int, f
 class OverlapFlops(Mapping[int, float]):
     """By transfer the flops of the matmuls beside which it runs; worked out when they are read.
 
-    For a gather that can start before its body runs, those of the matmuls that read what it brings; for a sum that nothing
-    waits for, those `after_sums`. At most those that hide it: `enough` flops for any gather, and so many for each byte. So
-    layers are alike though the tensors that the first of them fetch are read by all later ones, along the residual stream.
+    For a gather that can start before its body runs, those of the matmuls that read what it brings, in a loop, where it
+    runs in the trip before; outside of loops no more than those of the matmuls before these, and none where anything else
+    reads what it brings, which is scheduled at once. For a sum that nothing waits for, those `after_sums`. At most those
+    that hide it: `enough` flops for any gather, and so many for each byte. So layers are alike though the tensors that the
+    first of them fetch are read by all later ones, along the residual stream.
     """
 
     def __init__(
@@ -184,7 +187,11 @@ class OverlapFlops(Mapping[int, float]):
             return min(enough, self._after_sums[transfer.id])
         if not enough or not self._there.get(transfer.tensor, True):
             return 0.0
-        matmuls = 0
+        matmuls, whole = 0, graph.regions[transfer.region].parent is None
         for op, _ in self._reads.get(transfer.id, ()):
-            matmuls |= self._matmuls_behind[op] if graph.ops[op].region == transfer.region else 0
-        return min(self._sum(matmuls), enough)
+            behind = self._matmuls_behind[op] if graph.ops[op].region == transfer.region else 0
+            if whole and not behind:
+                return 0.0
+            matmuls |= behind
+        before = self._sum((matmuls & -matmuls) - 1) if whole and matmuls else math.inf
+        return min(self._sum(matmuls), before, enough)

@@ -181,7 +181,7 @@ def test_weights_are_fetched_ahead_and_activations_are_not() -> None:
 
 def test_matmuls_that_are_reached_on_two_paths_count_once_and_those_behind_them_do_not() -> None:
     def fn(scale: Any, x: Any, u: Any, v: Any) -> Any:
-        h = scale + x
+        h = scale + jnp.tanh(jnp.tanh(x @ u) @ v)
         return (h @ u) @ v, (h + jnp.tanh(h)) @ v
 
     found = model(fn, shape(WIDTH), X, W, W)
@@ -189,6 +189,30 @@ def test_matmuls_that_are_reached_on_two_paths_count_once_and_those_behind_them_
     (row,) = (op.results[0] for op in graph.ops if op.kind == "broadcast_in_dim")
     (read,) = (t.id for t in found.flow.transfers if t.tensor == row)
     assert found.savings.overlap_flops[read] == 2 * 2.0 * ROWS * WIDTH**2
+
+
+def test_outside_of_loops_weights_are_fetched_beside_the_matmuls_before() -> None:
+    def layers(x: Any, weights: Any) -> Any:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return x
+
+    found = model(layers, X, [shape(WIDTH, WIDTH), shape(WIDTH, WIDTH), shape(WIDTH, 2 * WIDTH)])
+    hidden = {t.tensor: found.savings.overlap_flops.get(t.id, 0.0) for t in found.flow.transfers}
+    one = 2.0 * ROWS * WIDTH**2
+    assert [hidden[tensor] for tensor in found.graph.inputs[1:]] == [0.0, one, 2 * one]
+
+
+def test_a_gather_that_a_pass_reads_as_well_is_not_hidden() -> None:
+    """As an optimizer's, which scales the update of a weight by the weight itself; one for the matmul alone is."""
+
+    def step(x: Any, u: Any, v: Any) -> Any:
+        return jnp.tanh(x @ u) @ v, jnp.sum(jnp.square(v))
+
+    found = model(step, X, W, W)
+    gathers = [t.id for t in found.flow.transfers if t.tensor == found.graph.inputs[2]]
+    hidden = [found.savings.overlap_flops.get(gather, 0.0) for gather in gathers]
+    assert sorted(hidden) == [0.0, 0.0, 2.0 * ROWS * WIDTH**2]
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1"])
