@@ -175,6 +175,32 @@ ENTRY %main (a: f32[64,1048576], b: f32[1,1048576], i: s32[]) -> f32[64,1048576]
     assert found.seconds == US(8 * 2**20 / CHIP.hbm_bytes_per_s, rel=1e-3)
 
 
+def test_a_scatter_takes_the_rows_that_it_writes() -> None:
+    dims = "update_window_dims={1}, inserted_window_dims={0}, scatter_dims_to_operand_dims={0}, index_vector_dim=1"
+    found = judged(f"""
+%add (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %s = f32[] add(%x, %y)
+}}
+
+%fused (p: f32[1048576,64], i: s32[4096,1], u: f32[4096,64]) -> f32[1048576,64] {{
+  %p = f32[1048576,64]{{1,0}} parameter(0)
+  %i = s32[4096,1]{{1,0}} parameter(1)
+  %u = f32[4096,64]{{1,0}} parameter(2)
+  ROOT %d = f32[1048576,64]{{1,0}} scatter(%p, %i, %u), {dims}, to_apply=%add
+}}
+
+ENTRY %main (a: f32[1048576,64], b: s32[4096,1], c: f32[4096,64]) -> f32[1048576,64] {{
+  %a = f32[1048576,64]{{1,0}} parameter(0)
+  %b = s32[4096,1]{{1,0}} parameter(1)
+  %c = f32[4096,64]{{1,0}} parameter(2)
+  ROOT %k = f32[1048576,64]{{1,0}} fusion(%a, %b, %c), kind=kInput, calls=%fused, {notes(memory_us=160.0, **{"": 160.0})}
+}}
+""")
+    assert found.seconds < 4 * 4096 * 64 * 4 / CHIP.hbm_bytes_per_s + CHIP.kernel_latency_s
+
+
 def test_what_is_sliced_from_an_update_is_written_however_large_the_stack() -> None:
     found = judged("""
 %fused (p: f32[64,1048576], u: f32[1,1048576], i: s32[]) -> f32[1,1048576] {

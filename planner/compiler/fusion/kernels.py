@@ -550,10 +550,10 @@ class _Homes:
             yield found._replace(rows=rows[1], home="chip", times=READ_AND_WRITTEN)
 
     def begun(self, kernel: _Kernel, number: int) -> Iterator[Access]:
-        """What a TPU writes and reads of the result of a scatter beyond what is scattered.
+        """What is written and read of the result of a scatter beyond what is scattered.
 
-        Constants that it begins with are written. One with batch dims is computed as one over all of them, on an array of
-        other dims: passes that read what began with constants do not fuse with it, and of other arrays it is a copy where
+        Constants that it begins with are written. On TPUs one with batch dims is computed as one over all of them, on an array
+        of other dims: passes that read what began with constants do not fuse with it, and of other arrays it is a copy where
         the rows do not lie innermost.
         """
         op = self.graph.ops[kernel.op]
@@ -562,6 +562,9 @@ class _Homes:
         (dims,) = self.walk.grouping.placements[op.id].results
         whole = self.access(op.results[0], dims, number)
         held = self.walk.materialized[op.operands[0]]
+        if not self.compiler.runs("tiling"):
+            yield from () if held else (whole,)
+            return
         if not held:
             wasted = MOST_WASTED_SCATTERED if self.compiler.runs("scattered-rows") else MOST_WASTED
             yield whole._replace(rows=scattered_rows(self.graph, op, wasted))

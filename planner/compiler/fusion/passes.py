@@ -179,8 +179,11 @@ DYNAMIC_SLICE_COPIES = Pass(
 SCATTER_INITIALIZATION = Pass(
     name="scatter-initialization",
     phase="fusion",
-    does="Writes the constant that a scatter begins with, and an array of other dims for scatters with batch dims.",
-    evidence=Evidence(release=TPU_RELEASE, seen="scatters onto zeros of 16 thousand to 4 million rows on v5e:4x4"),
+    does="Writes the constant that a scatter begins with; on TPUs an array of other dims for scatters with batch dims.",
+    evidence=Evidence(
+        release=f"{TPU_RELEASE}, {GPU_RELEASE}",
+        seen="scatters onto zeros of 16 thousand to 4 million rows on v5e:4x4, of 52 million rows on h100:8",
+    ),
 )
 
 RAGGED_DOT_EXPANDER = Pass(

@@ -101,6 +101,7 @@ GPU = CompilerModel(
         fusion.EXPENSIVE_PRODUCERS,
         fusion.SOFTMAX_REWRITER_TRITON,
         fusion.DYNAMIC_SLICE_COPIES,
+        fusion.SCATTER_INITIALIZATION,
         fusion.GEMM_TILING,
         fusion.RAGGED_DOT_EXPANDER,
         # Deferred ops keep their operands alive: the schedule comes before live ranges.

@@ -231,7 +231,7 @@ def _dot_in(
 
 
 def _updates_in_place(instruction: Instruction, module: Module) -> bool:
-    """Whether a kernel writes a slice into a buffer that it returns."""
+    """Whether a kernel writes a slice, or single rows, into a buffer that it returns."""
     if instruction.opcode != "fusion":
         return False
     callee = module.computations[instruction.called[0]]
@@ -240,7 +240,7 @@ def _updates_in_place(instruction: Instruction, module: Module) -> bool:
         roots = [callee.by_name[name] for name in callee.root.operands]
     while any(root.opcode == "bitcast" for root in roots):
         roots = [callee.by_name[root.operands[0]] if root.opcode == "bitcast" else root for root in roots]
-    return any(root.opcode == "dynamic-update-slice" for root in roots)
+    return any(root.opcode in ("dynamic-update-slice", "scatter") for root in roots)
 
 
 def _is_library_product(instruction: Instruction) -> bool:

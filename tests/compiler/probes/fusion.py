@@ -135,17 +135,23 @@ PROBES = (
         shows="a matmul draws the random bits by which its result is dropped",
         seen=lambda found: any(found.holds(one, "convolution", "xor") for one in found.kernels()),
     ),
-    Probe(
-        of="scatter-initialization",
-        topology="v5e:1x1",
-        programs=(
-            Program(
-                fn=lambda rows, at: jnp.zeros((1 << 20, 128)).at[at].add(rows),
-                args=(Array(shape=(4096, 128), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+    *(
+        Probe(
+            of="scatter-initialization",
+            topology=topology,
+            programs=(
+                Program(
+                    fn=lambda rows, at: jnp.zeros((1 << 20, 128)).at[at].add(rows),
+                    args=(Array(shape=(4096, 128), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
+                ),
             ),
-        ),
-        shows="the zeros that a scatter begins with are written",
-        seen=lambda found: any(one.opcode == "broadcast" and "[1048576,128]" in one.shape for one in found.kernels()),
+            shows="the zeros that a scatter begins with are written",
+            seen=lambda found: any(
+                (one.opcode == "broadcast" or found.holds(one, "broadcast")) and "[1048576,128]" in one.shape
+                for one in found.kernels()
+            ),
+        )
+        for topology in ("v5e:1x1", "h100:1")
     ),
     *(
         Probe(
