@@ -552,9 +552,9 @@ class _Homes:
     def begun(self, kernel: _Kernel, number: int) -> Iterator[Access]:
         """What is written and read of the result of a scatter beyond what is scattered.
 
-        Constants that it begins with are written. On TPUs one with batch dims is computed as one over all of them, on an array
-        of other dims: passes that read what began with constants do not fuse with it, and of other arrays it is a copy where
-        the rows do not lie innermost.
+        Constants that it begins with are written. On TPUs one with batch dims is computed as one over all of them, on an
+        array of other dims: passes that read what began with constants do not fuse with it, and of other arrays it is a
+        copy where the rows do not lie innermost.
         """
         op = self.graph.ops[kernel.op]
         if not kernel.anchor or op.kind not in SCATTERS or not self.compiler.runs("scatter-initialization"):
