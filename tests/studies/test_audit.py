@@ -350,7 +350,11 @@ def test_the_compiler_of_a_tpu_tells_seconds_and_the_peak() -> None:
     assert compiled.seconds > found.own.predicted.seconds
     assert compiled.peak_bytes >= compiled.argument_bytes == (4096 * 4096 / 2 + 16384 * 4096 / 4) * 2
     assert [(one.kind, one.axes) for one in compiled.collectives or ()] == [("all-gather", ("model",))]
-    assert compiled.surprises == (), "the best completion gathers the weight as well"
+    assert {(one.kind, one.axes) for one in found.own.predicted.collectives} == {("all-to-all", ("model",))}
+    (surprise,) = compiled.surprises
+    assert (surprise.kind, surprise.axes) == ("all-gather", ("model",)), (
+        "no matmul hides it, and each device computes half"
+    )
     assert "it was compiled for v5e:2x4" in found.notes[0]
 
 
