@@ -1,7 +1,7 @@
 """Promises on programs that nobody looked at: train steps drawn at random, predicted beside compiled.
 
     python -m benchmarks.random_steps [--first SEED] [--count N] [--topology T,T] [--out FILE.json]
-    python -m benchmarks.random_steps --summary [--out FILE.json]
+    python -m benchmarks.random_steps --summary [--first SEED] [--out FILE.json]
 
 The compiler model was written while looking at the programs of `benchmarks/suite.py`, which flatters it there. Here every
 seed is a train step of another kind and size, with another optimizer, on another topology: perceptrons, transformers
@@ -218,9 +218,10 @@ def main() -> None:
         rows = [one for one in rows if one["seed"] != seed] + [row]
         print(line(row), flush=True)
         options.out.write_text(json.dumps({"stamp": made, "rows": rows}, indent=1) + "\n")
-    for row in rows if options.summary else ():
+    told = sorted((row for row in rows if row["seed"] >= options.first), key=lambda row: row["topology"])
+    for row in told if options.summary else ():
         print(line(row))
-    print("\n".join(summary(sorted(rows, key=lambda row: row["topology"]))))
+    print("\n".join(summary(told)))
 
 
 if __name__ == "__main__":
