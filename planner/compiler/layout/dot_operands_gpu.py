@@ -40,7 +40,7 @@ def transposed_stacks(graph: Graph) -> TransposedStacks:
                 dim = several and _dim_of_stack(graph, entering, wanted, several)
                 if several is None or (dim is not None and found.get(entering.id, dim) is not None):
                     found[entering.id] = dim
-    return found | _slices_turned(graph)
+    return found | _transposed_slices(graph)
 
 
 def transpose_traffic(graph: Graph, transposed: TransposedStacks) -> Mapping[int, tuple[float, int | None]]:
@@ -95,15 +95,14 @@ def transposed_operands(
         passes = maker is not None and maker.kind not in BOUNDARY and fused[maker.id] and materialized[tensor]
         if passes and len(reads) == len(readers_by_any_name(graph, tensor)) == 1:
             continue
-        wanted: dict[tuple[int, ...], tuple[int, int]] = {}
+        wanted = set[tuple[int, ...]]()
         for number, position in reads:
-            operand = graph.ops[number].operands[position]
-            shape = graph.tensors[operand].aval.shape
-            lies = orders.get(operand, _longer(shape))
-            order = _order_wanted(graph.ops[number], position, lies)
+            product = graph.ops[number]
+            operand = product.operands[position]
+            lies = orders.get(operand, _longer(graph.tensors[operand].aval.shape))
+            order = _order_wanted(product, position, lies)
             if order is not None and order not in wanted:
-                wanted[order] = number, position
-                product = graph.ops[number]
+                wanted.add(order)
                 several = tuple(dim for dim in lies if _order_wanted(product, position, _without(lies, dim)) is None)
                 found[number, position] = reads[0][0], several
     return found
@@ -141,7 +140,7 @@ def _longer(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(dim for dim, extent in enumerate(shape) if extent > 1)
 
 
-def _slices_turned(graph: Graph) -> dict[int, int | None]:
+def _transposed_slices(graph: Graph) -> dict[int, int | None]:
     """The slices of stacks that passes read beside what lies in another order than the loop left them in.
 
     By each the dim of the stack that alone is out of order, of several the shortest.
@@ -150,7 +149,8 @@ def _slices_turned(graph: Graph) -> dict[int, int | None]:
     left = {op.results[0]: orders.get(op.operands[0]) for op in graph.of_kinds(("loop_stack",))}
     for op in graph.of_kinds(("loop_slice",)):
         (stack, *_), (tensor,) = op.operands, op.results
-        lies, shape = left.get(source_through(graph, stack, _is_renamed)), graph.tensors[tensor].aval.shape
+        lies = left.get(source_through(graph, stack, lambda one: traits(one.kind).renames))
+        shape = graph.tensors[tensor].aval.shape
         if lies is None:
             continue
         for reader in graph.readers(tensor):
@@ -164,10 +164,6 @@ def _slices_turned(graph: Graph) -> dict[int, int | None]:
 
 def _without(order: Sequence[int], dim: int) -> tuple[int, ...]:
     return tuple(other for other in order if other != dim)
-
-
-def _is_renamed(op: Op) -> bool:
-    return traits(op.kind).renames
 
 
 def _order_wanted(op: Op, position: int, lies: Sequence[int]) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""What stands at once with an array that is written into another, on gradients that are summed over microbatches."""
+"""The working sets of arrays that are written into others, on gradients that are summed over microbatches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _summed(layers: int) -> Model:
 
 
 @pytest.mark.parametrize("layers", [4, 64])
-def test_what_is_written_over_a_part_of_an_array_stands_with_the_whole(layers: int) -> None:
+def test_what_is_written_into_an_array_has_the_working_set_of_the_whole(layers: int) -> None:
     model = _summed(layers)
     (update,) = model.graph.of_kinds(("dynamic_update_slice",))
     part = update.operands[1]
