@@ -51,6 +51,7 @@ PassName = Literal[
     "materialization",
     "softmax-window",
     "multi-output-fusion",
+    "shared-operands",
     "expensive-producers",
     "softmax-rewriter-triton",
     "dynamic-slice-copies",

@@ -12,6 +12,10 @@ bfloat16, of a row and a gradient in three times its bytes, and not in float32; 
 computed from can make it besides, if that moves less: narrow weights of attention that the backward pass computes again and
 reads twice. So it is in schedules of libtpu 0.0.42 of 60 attentions that differ in types, masks, lengths and loops.
 
+Operands of several matmuls are stored on v5p, where several cores share each matmul, if they are computed from more bytes
+than they have, and have three times the elements of what the first of the matmuls makes, as the hidden layer of a SwiGLU
+that is three times as wide, or narrow weights of attention; not of what is as wide twice, where each matmul computes them.
+
 Expensive producers are results that XLA's GPU compiler stores as the backward pass would take longer to compute them again.
 What fused ops compute is computed anew by every kernel that reads it. Of a function that takes many instructions (the error
 function, a sine; in 16 bits, which are half as long to move, a hyperbolic tangent too) the result is stored beside what is
@@ -26,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from planner.compiler.fusion.instruction_fusion import is_slow
+from planner.compiler.fusion.materialization import readers_by_any_name
 from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY
@@ -33,6 +38,10 @@ from planner.rules.primitives import kinds_where, traits
 
 MANY = 64
 """Kernels beyond which nobody counts."""
+MANY_TIMES_RESULT = 3
+"""Elements of an operand of several matmuls for each that the first of them makes, for it to be stored (on v5p by libtpu
+0.0.42: a SwiGLU 3, 4 and 8 times as wide as its result, not 2 times; weights of attention over 3 times as many keys as a
+head has elements, not 2 times)."""
 
 
 def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[bool], *, goes_on: bool) -> list[bool]:
@@ -50,7 +59,7 @@ def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[
 
     def of_matmul(tensor: int) -> bool:
         makers = (graph.maker(t) for t in sources[tensor])
-        return any(op is not None and not fused[op.id] and traits(op.kind).matmul for op in makers)
+        return any(op is not None and _is_matmul(op, fused) for op in makers)
 
     for op in graph.ops:
         if op.kind in BOUNDARY or not fused[op.id]:
@@ -81,6 +90,34 @@ def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[
         makes = [op for op in at_hand if op.region == graph.ops[min(readers[tensor])].region]
         stored[tensor] = any(_may_make(graph, op, tensor, readers[tensor]) for op in makes)
     return stored
+
+
+def stored_for_matmuls(graph: Graph, fused: Sequence[bool], stored: Sequence[bool]) -> list[bool]:
+    """Which tensors stand in memory, with the large operands of several matmuls that are computed from still more."""
+    found = list(stored)
+    sources: list[frozenset[int]] = [frozenset((t.id,) if stored[t.id] else ()) for t in graph.tensors]
+    for op in graph.ops:
+        if op.kind in BOUNDARY or not fused[op.id]:
+            continue
+        for tensor in op.results:
+            aval = graph.tensors[tensor].aval
+            if found[tensor]:
+                # What stands as it is and widened is read as it is.
+                if op.kind == "convert_element_type" and graph.tensors[op.operands[0]].aval.itemsize < aval.itemsize:
+                    sources[tensor] = sources[op.operands[0]] or sources[tensor]
+                continue
+            alike = (sources[t] for t in op.operands if graph.tensors[t].aval.size == aval.size)
+            sources[tensor] = frozenset[int]().union(*alike)
+            readers = () if traits(op.kind).renames else sorted(readers_by_any_name(graph, tensor))
+            matmuls = [graph.ops[reader] for reader in readers if _is_matmul(graph.ops[reader], fused)]
+            if len(matmuls) > 1 and sum(graph.tensors[t].aval.bytes for t in sources[tensor]) > aval.bytes:
+                first = graph.tensors[matmuls[0].results[0]].aval
+                found[tensor] = aval.size >= MANY_TIMES_RESULT * first.size
+    return found
+
+
+def _is_matmul(op: Op, fused: Sequence[bool]) -> bool:
+    return not fused[op.id] and traits(op.kind).matmul
 
 
 def _may_make(graph: Graph, op: Op, tensor: int, readers: frozenset[int]) -> bool:
@@ -162,4 +199,4 @@ def stored_for_backward(graph: Graph, fused: Sequence[bool], stored: Sequence[bo
 
 def _matmuls(graph: Graph, fused: Sequence[bool], kernels: frozenset[int]) -> int:
     """How many matmuls or convolutions there are among kernels."""
-    return sum(not fused[op] and traits(graph.ops[op].kind).matmul for op in kernels)
+    return sum(_is_matmul(graph.ops[op], fused) for op in kernels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.compiler.fusion.instruction_fusion import operands_of_gemms
 from planner.compiler.fusion.materialization import is_fused_op, materialized_by_fusion
-from planner.compiler.fusion.multi_output import stored_for_backward, stored_for_many
+from planner.compiler.fusion.multi_output import stored_for_backward, stored_for_many, stored_for_matmuls
 from planner.compiler.fusion.operand_fusion import read_through
 from planner.compiler.fusion.softmax_tpu import stored_of_softmaxes
 from planner.compiler.model import Evidence, Pass
@@ -31,6 +31,11 @@ def _multi_output(program: CompiledProgram) -> None:
     goes_on = program.compiler.runs("dot-output-fusion")
     found = stored_for_many(program.graph, program.fused, program.materialized, goes_on=goes_on)
     program.same_type.update(program.materialize(found, "multi-output-fusion"))
+
+
+def _matmul_operands(program: CompiledProgram) -> None:
+    found = stored_for_matmuls(program.graph, program.fused, program.materialized)
+    program.materialize(found, "shared-operands")
 
 
 def _expensive_producers(program: CompiledProgram) -> None:
@@ -144,6 +149,18 @@ EXPENSIVE_PRODUCERS = Pass(
     ),
     writes=("materialized",),
     run=_expensive_producers,
+)
+
+SHARED_OPERANDS = Pass(
+    name="shared-operands",
+    phase="fusion",
+    does="Stores a large operand of several matmuls that is computed from still more.",
+    evidence=Evidence(
+        release=TPU_RELEASE,
+        seen="attentions and SwiGLUs whose layers are written out, on v5p; not on v5e and v6e",
+    ),
+    writes=("materialized",),
+    run=_matmul_operands,
 )
 
 SOFTMAX_WINDOW = Pass(

@@ -44,6 +44,7 @@ TPU = CompilerModel(
         fusion.MATERIALIZATION,
         fusion.SOFTMAX_WINDOW,
         fusion.MULTI_OUTPUT_FUSION,
+        fusion.SHARED_OPERANDS,
         layout.CONVOLUTION_LAYOUT,
         layout.DOT_LAYOUT,
         layout.ROW_MAJOR_LANES,
@@ -191,6 +192,7 @@ def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool, 
     own = COMPILERS[platform]
     of_chips = (
         (collectives.SPARSE_CORE_COLLECTIVES, by_sparse_cores),
+        (fusion.SHARED_OPERANDS, name == "v5p"),
         (buffers.GROUP_MASKS, name == "v5p"),
         (emission.FUSED_BROADCASTS, name in FUSED_BROADCASTS),
     )

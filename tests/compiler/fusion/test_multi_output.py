@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from cost_models import parse_topology
 from planner.compiler.program import compiled
-from planner.compiler.targets.table import TPU
+from planner.compiler.targets.table import TPU, compiler_of
 from planner.decisions.groups import group_ops
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -23,6 +24,26 @@ def _stored(fn: Callable[..., Any], count: int, kind: str) -> list[bool]:
     graph = build_graph(trace(fn, (SQUARE,) * count), while_trips=1.0)
     stands = compiled(graph, group_ops(graph), TPU).materialized
     return [stands[op.results[0]] for op in graph.of_kinds({kind})]
+
+
+def _hidden_stored(topology: str, width: int) -> list[bool]:
+    """Whether a SwiGLU's hidden layer of a width stands in memory, its result and argument being 512 wide."""
+
+    def loss(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        hidden = checkpoint_name(jax.nn.silu(x @ gate) * (x @ up), "hidden")
+        return jnp.sum((hidden @ down).astype(jnp.float32) ** 2)
+
+    shapes = (4096, 512), (512, width), (512, width), (width, 512)
+    args = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    graph = build_graph(trace(jax.grad(loss, (1, 2, 3)), args), while_trips=1.0)
+    stands = compiled(graph, group_ops(graph), compiler_of(parse_topology(topology).chip)).materialized
+    return [stands[op.operands[0]] for op in graph.of_kinds({"name"})]
+
+
+def test_a_wide_operand_of_two_matmuls_is_stored_where_cores_share_them() -> None:
+    assert _hidden_stored("v5p:2x2x2", 2048) == [True]
+    assert _hidden_stored("v5p:2x2x2", 1024) == [False]
+    assert _hidden_stored("v5e:2x4", 2048) == [False]
 
 
 def test_what_three_products_read_of_three_arrays_is_stored() -> None:

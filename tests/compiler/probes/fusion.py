@@ -34,6 +34,10 @@ def _attention(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores, -1).astype(v.dtype), v)
 
 
+def _gradients_of_attention(q: Any, k: Any, v: Any) -> Any:
+    return jax.grad(lambda *arrays: (_attention(*arrays).astype(jnp.float32) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+
 def _residual(x: Any, w: Any, a: Any, b: Any, c: Any, up: Any, down: Any) -> Any:
     r = x @ w + a + b + c
     return jnp.tanh(r) @ up, (r * 2) @ down, r.sum(0)
@@ -179,6 +183,16 @@ PROBES = (
         programs=(Program(fn=_residual, args=(ROWS,) * 7),),
         shows="a sum of a matmul and three arrays that three kernels read is computed once",
         seen=lambda found: sum("a.1" in one.operands for one in found.kernels()) == 1,
+    ),
+    Probe(
+        of="shared-operands",
+        topology="v5p:2x2x1",
+        programs=(Program(fn=_gradients_of_attention, args=(Array(shape=(BATCH, LENGTH, 64)),) * 3),),
+        shows="a pass stores the narrow weights of attention that two matmuls read",
+        seen=lambda found: any(
+            one.shape.startswith(f"bf16[{BATCH},{LENGTH},{LENGTH}]") and not is_matmul(found, one)
+            for one in found.kernels()
+        ),
     ),
     Probe(
         of="softmax-window",
