@@ -51,6 +51,7 @@ PassName = Literal[
     "materialization",
     "softmax-window",
     "multi-output-fusion",
+    "narrow-reads",
     "shared-operands",
     "expensive-producers",
     "softmax-rewriter-triton",

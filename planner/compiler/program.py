@@ -31,7 +31,8 @@ class CompiledProgram:
     `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
     written for that, on devices that hold several elements along a dim of it. `transposed_operands`: what products read,
     by op and position, that is transposed right before them by devices that hold several elements along certain dims.
-    `row_major`: the tensors that lie in rows.
+    `row_major`: the tensors that lie in rows. `narrow_of`: by tensor that stands as it was before it was widened, too, that
+    one, which passes read.
     `reduced_at_once`: results of matmuls that are in memory only where they are partial sums.
     """
 
@@ -59,6 +60,7 @@ class CompiledProgram:
     read_through: ReadThrough = field(default_factory=lambda: ReadThrough(shares={}, absorbed=frozenset()))
     row_major: Mapping[int, Order] = field(default_factory=dict[int, Order])
     reduced_at_once: frozenset[int] = frozenset()
+    narrow_of: Mapping[int, int] = field(default_factory=dict[int, int])
 
     def materialize(self, found: Sequence[bool], by: PassName) -> list[int]:
         """Puts in memory what a pass says is there, and takes out the rest; the tensors that this changes."""

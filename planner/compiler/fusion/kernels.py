@@ -173,6 +173,7 @@ class _Walk:
     alone: Collection[int]
     """Fused ops that are kernels of their own all the same."""
     rows_kept: Collection[int]
+    narrow_of: Mapping[int, int]
     """The reductions of rows after which a kernel goes on."""
     leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
     kernels: list[_Kernel] = field(default_factory=list[_Kernel])
@@ -187,6 +188,8 @@ class _Walk:
     def operand(self, op: Op, position: int) -> Leaves:
         """What an op reads for an operand, in the factors of its group."""
         tensor, dims = op.operands[position], self.grouping.placements[op.id].operands[position]
+        if self.fused[op.id]:
+            tensor = self.narrow_of.get(tensor, tensor)
         producer, aval = self.graph.tensors[tensor].producer, self.graph.tensors[tensor].aval
         if not aval.bytes:
             return {}
@@ -424,6 +427,7 @@ def kernels_of(program: CompiledProgram, *, inlined: bool = False) -> Kernels:
         uncoalesced=uncoalesced,
         alone=program.relayouts | uncoalesced,
         rows_kept=rows_kept(graph, fused, materialized) if triton else (),
+        narrow_of=program.narrow_of,
     )
     for op in graph.ops:
         walk.add(op)

@@ -158,6 +158,22 @@ def _need(op: Op, fused: bool) -> Need:
     return "where costly" if row.matmul else "always"
 
 
+def narrow_of_widened(graph: Graph, fused: Sequence[bool], stored: Sequence[bool]) -> dict[int, int]:
+    """By tensor that what is not fused needs widened, as a gather of logits in float32, the result of a matmul that it is.
+
+    Passes, and matmuls that compute their operands, read the narrow one, which stands as well.
+    """
+    found: dict[int, int] = {}
+    for op in graph.of_kinds(("convert_element_type",)):
+        (narrow,), (wide,) = op.operands, op.results
+        maker = graph.maker(narrow)
+        widens = graph.tensors[narrow].aval.itemsize < graph.tensors[wide].aval.itemsize
+        made = maker is not None and not fused[maker.id] and traits(maker.kind).matmul
+        if widens and made and stored[narrow] and stored[wide] and is_needed(graph, fused, wide):
+            found[wide] = narrow
+    return found
+
+
 def _taken_in(graph: Graph) -> set[int]:
     """What loops take in, under whatever name and however turned: of what only moves elements, which a loop moves itself,
     that which it moves.

@@ -12,9 +12,10 @@ bfloat16, of a row and a gradient in three times its bytes, and not in float32; 
 computed from can make it besides, if that moves less: narrow weights of attention that the backward pass computes again and
 reads twice. So it is in schedules of libtpu 0.0.42 of 60 attentions that differ in types, masks, lengths and loops.
 
-Operands of several matmuls are stored on v5p, where several cores share each matmul, if they are computed from more bytes
-than they have, and have three times the elements of what the first of the matmuls makes, as the hidden layer of a SwiGLU
-that is three times as wide, or narrow weights of attention; not of what is as wide twice, where each matmul computes them.
+Operands in 16 bits of several matmuls are stored on v5p, where several cores share each matmul, if they are computed from
+more bytes than they have, and have three times the elements of what the first of the matmuls makes, as the hidden layer of a
+SwiGLU that is three times as wide, or narrow weights of attention; not where it is twice as wide, nor the gradient of scores
+in float32: then each matmul computes them.
 
 Expensive producers are results that XLA's GPU compiler stores as the backward pass would take longer to compute them again.
 What fused ops compute is computed anew by every kernel that reads it. Of a function that takes many instructions (the error
@@ -26,7 +27,7 @@ computed once more in the backward pass: one kernel then makes both. Seen in sch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from planner.compiler.fusion.instruction_fusion import is_slow
@@ -38,6 +39,7 @@ from planner.rules.primitives import kinds_where, traits
 
 MANY = 64
 """Kernels beyond which nobody counts."""
+FLOAT32 = 4
 MANY_TIMES_RESULT = 3
 """Elements of an operand of several matmuls for each that the first of them makes, for it to be stored (on v5p by libtpu
 0.0.42: a SwiGLU 3, 4 and 8 times as wide as its result, not 2 times; weights of attention over 3 times as many keys as a
@@ -92,25 +94,28 @@ def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[
     return stored
 
 
-def stored_for_matmuls(graph: Graph, fused: Sequence[bool], stored: Sequence[bool]) -> list[bool]:
-    """Which tensors stand in memory, with the large operands of several matmuls that are computed from still more."""
+def stored_for_matmuls(
+    graph: Graph, fused: Sequence[bool], stored: Sequence[bool], narrow_of: Mapping[int, int]
+) -> list[bool]:
+    """Which tensors stand in memory, with the large operands of several matmuls that are computed from still more.
+
+    `narrow_of`: what passes read in the place of a tensor.
+    """
     found = list(stored)
-    sources: list[frozenset[int]] = [frozenset((t.id,) if stored[t.id] else ()) for t in graph.tensors]
+    sources = [frozenset((narrow_of.get(t.id, t.id),) if stored[t.id] else ()) for t in graph.tensors]
     for op in graph.ops:
         if op.kind in BOUNDARY or not fused[op.id]:
             continue
         for tensor in op.results:
-            aval = graph.tensors[tensor].aval
             if found[tensor]:
-                # What stands as it is and widened is read as it is.
-                if op.kind == "convert_element_type" and graph.tensors[op.operands[0]].aval.itemsize < aval.itemsize:
-                    sources[tensor] = sources[op.operands[0]] or sources[tensor]
                 continue
+            aval = graph.tensors[tensor].aval
             alike = (sources[t] for t in op.operands if graph.tensors[t].aval.size == aval.size)
             sources[tensor] = frozenset[int]().union(*alike)
             readers = () if traits(op.kind).renames else sorted(readers_by_any_name(graph, tensor))
             matmuls = [graph.ops[reader] for reader in readers if _is_matmul(graph.ops[reader], fused)]
-            if len(matmuls) > 1 and sum(graph.tensors[t].aval.bytes for t in sources[tensor]) > aval.bytes:
+            of_more = sum(graph.tensors[t].aval.bytes for t in sources[tensor]) > aval.bytes
+            if len(matmuls) > 1 and of_more and aval.itemsize < FLOAT32:
                 first = graph.tensors[matmuls[0].results[0]].aval
                 found[tensor] = aval.size >= MANY_TIMES_RESULT * first.size
     return found

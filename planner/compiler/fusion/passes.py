@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.compiler.fusion.instruction_fusion import operands_of_gemms
-from planner.compiler.fusion.materialization import is_fused_op, materialized_by_fusion
+from planner.compiler.fusion.materialization import is_fused_op, materialized_by_fusion, narrow_of_widened
 from planner.compiler.fusion.multi_output import stored_for_backward, stored_for_many, stored_for_matmuls
 from planner.compiler.fusion.operand_fusion import read_through
 from planner.compiler.fusion.softmax_tpu import stored_of_softmaxes
@@ -34,8 +34,12 @@ def _multi_output(program: CompiledProgram) -> None:
 
 
 def _matmul_operands(program: CompiledProgram) -> None:
-    found = stored_for_matmuls(program.graph, program.fused, program.materialized)
+    found = stored_for_matmuls(program.graph, program.fused, program.materialized, program.narrow_of)
     program.materialize(found, "shared-operands")
+
+
+def _narrow_reads(program: CompiledProgram) -> None:
+    program.narrow_of = narrow_of_widened(program.graph, program.fused, program.materialized)
 
 
 def _expensive_producers(program: CompiledProgram) -> None:
@@ -161,6 +165,18 @@ SHARED_OPERANDS = Pass(
     ),
     writes=("materialized",),
     run=_matmul_operands,
+)
+
+NARROW_READS = Pass(
+    name="narrow-reads",
+    phase="fusion",
+    does="Has passes read the narrow result of a matmul where another kernel reads it widened.",
+    evidence=Evidence(
+        release=TPU_RELEASE,
+        seen="logits in bfloat16 of which a gather reads those of the labels in float32, on v5e, v5p and v6e",
+    ),
+    writes=("narrow_of",),
+    run=_narrow_reads,
 )
 
 SOFTMAX_WINDOW = Pass(

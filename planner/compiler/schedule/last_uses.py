@@ -35,10 +35,12 @@ def last_uses(
     same_type: AbstractSet[int],
     scheduled_at: Mapping[int, int],
     fractions: Sequence[float],
+    narrow_of: Mapping[int, int],
 ) -> list[int]:
     """The time until which every tensor is needed, through whatever is computed from it in passing.
 
-    `scheduled_at` has the ops that run later than their place, `fractions` the part of its bytes that each tensor takes.
+    `scheduled_at` has the ops that run later than their place, `fractions` the part of its bytes that each tensor takes,
+    `narrow_of` what fused ops read in the place of a tensor.
 
     A fused op overwrites the operand that it was the last to read, if that takes the same part of its bytes; one that
     writes a tensor of `same_type` overwrites only operands of the same type.
@@ -63,6 +65,7 @@ def last_uses(
             # An update is computed before it is written over what it may be computed from.
             before = row.updates is not None and (position == 0 or not stored[tensor])
             until = op.id if before else need
+            tensor = narrow_of.get(tensor, tensor) if fused[op.id] else tensor
             if written is not None and stored[tensor]:
                 other = written in same_type and graph.aval_numbers[tensor] != graph.aval_numbers[written]
                 until += other or fractions[written] != fractions[tensor]

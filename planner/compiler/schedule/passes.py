@@ -24,6 +24,7 @@ def _live_ranges(program: CompiledProgram) -> None:
         program.same_type,
         program.scheduled_at,
         [program.narrow.fraction(tensor.id) for tensor in graph.tensors],
+        program.narrow_of,
     )
 
 

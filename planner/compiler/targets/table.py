@@ -44,6 +44,7 @@ TPU = CompilerModel(
         fusion.MATERIALIZATION,
         fusion.SOFTMAX_WINDOW,
         fusion.MULTI_OUTPUT_FUSION,
+        fusion.NARROW_READS,
         fusion.SHARED_OPERANDS,
         layout.CONVOLUTION_LAYOUT,
         layout.DOT_LAYOUT,

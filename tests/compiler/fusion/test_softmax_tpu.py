@@ -9,18 +9,21 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from cost_models import parse_topology
 from planner.compiler.fusion.kernels import kernels_of
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram, compiled
-from planner.compiler.targets.table import TPU
+from planner.compiler.targets.table import compiler_of
 from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 
+V5E = compiler_of(parse_topology("v5e:2x4").chip)
+
 
 def analysed(
-    fn: Callable[..., Any], *shapes: tuple[int, ...], compiler: CompilerModel = TPU
+    fn: Callable[..., Any], *shapes: tuple[int, ...], compiler: CompilerModel = V5E
 ) -> tuple[Graph, CompiledProgram]:
     args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     graph = build_graph(trace(fn, args), while_trips=1.0)
@@ -88,11 +91,11 @@ def test_a_pass_centres_rows_of_which_narrow_weights_are_made(length: int, stack
 @pytest.mark.parametrize(
     "case",
     [
-        (attention(scaled=False), QKV, TPU),
-        (attention(scaled=True), QKV, TPU.without("softmax-window")),
-        (attention(scaled=True, rows=(256, 64)), [(256, 64)] * 3, TPU),
-        (attention(scaled=True), [(1, 1, 8192, 64)] * 3, TPU),
-        (attention(scaled=True, narrowed=True), [(1, 1, 12288, 64)] * 3, TPU),
+        (attention(scaled=False), QKV, V5E),
+        (attention(scaled=True), QKV, V5E.without("softmax-window")),
+        (attention(scaled=True, rows=(256, 64)), [(256, 64)] * 3, V5E),
+        (attention(scaled=True), [(1, 1, 8192, 64)] * 3, V5E),
+        (attention(scaled=True, narrowed=True), [(1, 1, 12288, 64)] * 3, V5E),
     ],
     ids=["widened", "another compiler", "two dims", "long rows", "long narrowed rows"],
 )

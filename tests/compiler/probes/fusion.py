@@ -15,7 +15,7 @@ from tests.compiler.probes.probe import Array, Compiled, Probe, Program
 X = Array(shape=(1024, 1024))
 ROWS = Array(shape=(1024, 1024), dtype=jnp.float32)
 GROUPS, TOKENS, WIDTH = 8, 1024, 256
-BATCH, LENGTH = 64, 1024
+BATCH, LENGTH, VOCABULARY = 64, 1024, 32768
 MATMULS = ("convolution", "dot")
 
 
@@ -36,6 +36,21 @@ def _attention(q: Any, k: Any, v: Any) -> Any:
 
 def _gradients_of_attention(q: Any, k: Any, v: Any) -> Any:
     return jax.grad(lambda *arrays: (_attention(*arrays).astype(jnp.float32) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+
+def _gradients_of_logits(out: Any, x: Any, labels: Any) -> Any:
+    def loss(out: Any) -> Any:
+        logits = (x @ out).astype(jnp.float32)
+        return (jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]).mean()
+
+    return jax.value_and_grad(loss)(out)
+
+
+def _only_gathered_in_float32(found: Compiled) -> bool:
+    """A gather reads logits in float32, and no other kernel."""
+    wide = {one.name for one in found.entry.instructions if one.shape.startswith(f"f32[{LENGTH},{VOCABULARY}]")}
+    readers = [one for one in found.kernels() if not wide.isdisjoint(one.operands)]
+    return bool(readers) and all(found.holds(one, "gather") for one in readers)
 
 
 def _residual(x: Any, w: Any, a: Any, b: Any, c: Any, up: Any, down: Any) -> Any:
@@ -193,6 +208,25 @@ PROBES = (
             one.shape.startswith(f"bf16[{BATCH},{LENGTH},{LENGTH}]") and not is_matmul(found, one)
             for one in found.kernels()
         ),
+    ),
+    *(
+        Probe(
+            of="narrow-reads",
+            topology=topology,
+            programs=(
+                Program(
+                    fn=_gradients_of_logits,
+                    args=(
+                        Array(shape=(1024, VOCABULARY)),
+                        Array(shape=(LENGTH, 1024)),
+                        Array(shape=(LENGTH,), dtype=jnp.int32),
+                    ),
+                ),
+            ),
+            shows="of logits in bfloat16 only a gather reads those in float32",
+            seen=_only_gathered_in_float32,
+        )
+        for topology in ("v5e:1x1", "v6e:1x1")
     ),
     Probe(
         of="softmax-window",
