@@ -13,9 +13,9 @@ computed from can make it besides, if that moves less: narrow weights of attenti
 reads twice. So it is in schedules of libtpu 0.0.42 of 60 attentions that differ in types, masks, lengths and loops.
 
 Operands in 16 bits of several matmuls are stored on v5p, where several cores share each matmul, if they are computed from
-more bytes than they have, and have three times the elements of what the first of the matmuls makes, as the hidden layer of a
-SwiGLU that is three times as wide, or narrow weights of attention; not where it is twice as wide, nor the gradient of scores
-in float32: then each matmul computes them.
+more bytes than they have, and have three times the elements of what the first of the matmuls makes: the hidden layer of a
+SwiGLU that is three times as wide, or narrow weights of attention; not where it is twice as wide, nor the gradient of
+scores in float32: then each matmul computes them.
 
 Expensive producers are results that XLA's GPU compiler stores as the backward pass would take longer to compute them again.
 What fused ops compute is computed anew by every kernel that reads it. Of a function that takes many instructions (the error
