@@ -100,6 +100,7 @@ PassName = Literal[
     "slice-scatters",
     "fused-broadcasts",
     "stacks-in-carry",
+    "distinct-stacks",
 ]
 """Every pass of every target. Where XLA has a pass for it, its name there."""
 

@@ -13,6 +13,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from planner.compiler.buffers.copy_insertion import DISTINCT_STACKS
 from planner.compiler.emission.options import accepted
 from planner.compiler.targets.table import COMPILERS
 from planner.decision import Decision
@@ -168,10 +169,13 @@ class Runner:
 
         graph = self._graph or build_graph(self.program)
         laid = self._decision.constraints
-        parts = local_calls(graph, laid, mesh, COMPILERS[self.target.platform])
+        compiler = COMPILERS[self.target.platform]
+        parts = local_calls(graph, laid, mesh, compiler)
         sums = loop_sums(graph, laid, mesh)
         by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts, **sums.terms}
-        run = _taking_from_hosts(constrained(self.program, edits, by_hand, sums.around), self.program.form.hosted)
+        apart = DISTINCT_STACKS if compiler.runs("distinct-stacks") else 0
+        run = constrained(self.program, edits, by_hand, sums.around, distinct_stacks=apart)
+        run = _taking_from_hosts(run, self.program.form.hosted)
         return (lambda *leaves: list(map(with_axes, run(*leaves), self.out_shardings))) if types else run
 
     @cached_property

@@ -23,6 +23,8 @@ from planner.program.slots import BOUNDARY, ENTERING, TAKEN_IN
 from planner.rules.primitives import traits
 
 READ_AND_WRITTEN = 2.0
+DISTINCT_STACKS = 8
+"""Loops whose stacks of one type the planner emits in different shapes: so many dims of one element are kept apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +89,19 @@ def zeroed_stacks(graph: Graph, materialized: Sequence[bool]) -> dict[int, float
     """By op that leaves a stack how often per call zeros are written where it will stand.
 
     A compiler sees that a loop fills all of a stack, and only allocates it. It does not where a reversed loop runs inside
-    another, from which the zeros have been moved.
+    another, from which the zeros have been moved, nor where several loops have stacks of one shape, as emitted.
     """
     regions, found = graph.regions, dict[int, float]()
-    for op in graph.of_kinds(("loop_stack",)):
-        around = regions[regions[op.region].parent or 0]
-        if regions[op.region].reverse and around.parent is not None and materialized[op.results[0]]:
+    loops = defaultdict[int, list[int]](list)
+    stacks = list(graph.of_kinds(("loop_stack",)))
+    for op in stacks:
+        of_type = loops[graph.aval_numbers[op.results[0]]]
+        of_type += [] if op.region in of_type else [op.region]
+    for op in stacks:
+        around, of_type = regions[regions[op.region].parent or 0], loops[graph.aval_numbers[op.results[0]]]
+        alike = len(of_type) > DISTINCT_STACKS and op.region in of_type[DISTINCT_STACKS - 1 :]
+        moved = regions[op.region].reverse and around.parent is not None
+        if (alike or moved) and materialized[op.results[0]]:
             found[op.id] = around.trips
     return found
 

@@ -71,6 +71,15 @@ SLICE_SCATTERS = Pass(
     ),
 )
 
+DISTINCT_STACKS = Pass(
+    name="distinct-stacks",
+    phase="emission",
+    does="Emits loops with stacks of different shapes, which are allocated; of one type, zeros are written first.",
+    evidence=Evidence(
+        release="libtpu 0.0.42", seen="two loops, one after the other, on v5e, v5p and v6e; T5 on v6e:4x4"
+    ),
+)
+
 STACKS_IN_CARRY = Pass(
     name="stacks-in-carry",
     phase="emission",

@@ -78,6 +78,7 @@ TPU = CompilerModel(
         emission.NO_SPACE_TO_BATCH,
         emission.SLICE_SCATTERS,
         emission.FUSED_BROADCASTS,
+        emission.DISTINCT_STACKS,
         emission.STACKS_IN_CARRY,
     ),
     # Nearer to the limit values are computed again to save memory: Llama-3-8B on v5p:4x4x4 takes 15 % more time with 102 of

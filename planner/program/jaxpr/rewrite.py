@@ -12,6 +12,7 @@ import jax.extend.core as jex_core
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import Place, body_path, opened, with_bodies, with_fields
 from planner.program.jaxpr.calls import call_like, equations_by
+from planner.program.jaxpr.distinct_stacks import with_distinct_stacks
 from planner.program.jaxpr.placements.meshless import as_function, constraint_equation, is_placement
 from planner.program.jaxpr.variables import called, fresh_var
 from planner.program.slots import Slot
@@ -41,15 +42,19 @@ def constrained(
     edits: Edits,
     replacements: Replacements | None = None,
     around: Mapping[Path, Around] | None = None,
+    *,
+    distinct_stacks: int = 0,
 ) -> Callable[..., list[Any]]:
     """The program as a function of its flat arguments, with the shardings of `edits` laid on, bodies included.
 
     The operands of a replaced equation are laid as those of any other before its function sees them, and so are its
-    results; what goes `around` an equation comes between it and what is laid. The result is as differentiable as the
+    results; what goes `around` an equation comes between it and what is laid. Up to
+    `distinct_stacks` loops with stacks of one type have stacks of different shapes. The result is as differentiable as the
     original: constraints are inserted as equations, nothing is interpreted.
     """
     rewriter = Rewriter(edits=edits, replacements=replacements or {}, around=around or {})
-    return as_function(rewriter.rewrite(program.jaxpr, ()))
+    jaxpr = rewriter.rewrite(program.jaxpr, ())
+    return as_function(with_distinct_stacks(jaxpr, distinct_stacks) if distinct_stacks else jaxpr)
 
 
 @dataclass

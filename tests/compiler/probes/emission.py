@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from cost_models import parse_topology
 from planner.compiler.emission.options import SLICE_SCATTERS, plan_options
 from tests.compiler.probes.collectives import SLICE_SUM
 from tests.compiler.probes.layout import AT, BATCH, CACHE, HEADS, LAYERS, STACK_BYTES, WIDTH, convolved
-from tests.compiler.probes.probe import Array, Probe, Program, laid
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, laid
 
 THRESHOLD = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 STEPS, ROWS = 16, 8192
@@ -33,6 +34,25 @@ def _scanned(stack: Any, x: Any) -> Any:
         return new.mean(0).astype(x.dtype)[None] * x, new
 
     return lax.scan(body, x, stack)
+
+
+def _two_loops(x: Any, weights: Any, *, apart: bool) -> Any:
+    def loop(x: Any, ones: int) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            made = jnp.tanh(x @ w)
+            return made, made[(None,) * ones]
+
+        return lax.scan(layer, x, weights)
+
+    x, first = loop(x, 0)
+    x, second = loop(x, int(apart))
+    return x, first, second
+
+
+def _zeros_written(found: Compiled) -> int:
+    """How many kernels write the zeros of a stack."""
+    shapes = (f"bf16[{STEPS},{ROWS},1024]", f"bf16[{STEPS},1,{ROWS},1024]")
+    return sum(one.opcode == "broadcast" and one.shape.startswith(shapes) for one in found.kernels())
 
 
 def _carried(stack: Any, x: Any) -> Any:
@@ -62,6 +82,22 @@ def _masked_attention(q: Any, k: Any, v: Any) -> Any:
 
 
 PROBES = (
+    *(
+        Probe(
+            of="distinct-stacks",
+            topology=topology,
+            programs=tuple(
+                Program(
+                    fn=partial(_two_loops, apart=apart),
+                    args=(Array(shape=(ROWS, 1024)), Array(shape=(STEPS, 1024, 1024))),
+                )
+                for apart in (False, True)
+            ),
+            shows="zeros are written for the stacks of two loops that have one shape, and not where they have two",
+            seen=lambda alike, apart: _zeros_written(alike) > _zeros_written(apart) == 0,
+        )
+        for topology in ("v5e:1x1", "v6e:1x1")
+    ),
     Probe(
         of="slices-of-donated-stacks",
         topology="v5e:1x1",
