@@ -285,7 +285,6 @@ def _copies(
     ops = graph.ops
     read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
     updates = _updates(graph, flow) if program.compiler.runs("read-as-stored") else set[tuple[int, int | None]]()
-    made: dict[tuple[int, int, int], int] = {}
     for transfer in moving:
         if transfer.source == transfer.target or transfer.reduced:
             continue
@@ -294,8 +293,7 @@ def _copies(
         if not served:
             continue
         times = [program.scheduled_at.get(op, op) for op, _ in served]
-        place = transfer.tensor, transfer.source, transfer.region
-        start = made[place] = min(made.get(place, len(ops)), *times)
+        start = min(times)
         stop = max(
             [
                 # An op holds itself what it frees.

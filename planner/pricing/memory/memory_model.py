@@ -5,6 +5,9 @@
                      + partial results being summed at t
                      + fetched copies alive at t: a transfer whose target holds more than its source keeps both
 
+Of transfers that bring one array into one form there is one copy, from the first of them to the last, as compilers gather
+it once. Rows and prices, which know two decisions at a time, count each by itself.
+
 Results that reuse a donated argument's buffer add nothing. A row for a point t limits that sum; the fetched copies depend
 on two decisions, so a row brings, for each of them but the smallest, an auxiliary node that says whether the copy exists:
 choice u < U is "a copy in spec u", choice U + u is "read in place, in spec u" (allowed where the source holds at least as
@@ -13,9 +16,11 @@ many bytes), tied to its target's spec. Prices need none: what a copy costs is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,6 +142,14 @@ class _Table:
         return np.flatnonzero((self.starts <= time) & (time < self.stops)).tolist()
 
 
+class _Alike(NamedTuple):
+    """Copies that may be equal, by start: those with equal numbers `forms[offsets[copy] + choice of its target]` are."""
+
+    copies: Indices
+    offsets: Indices
+    forms: Indices
+
+
 @dataclass(kw_only=True)
 class MemoryModel:
     """The memory of an instance."""
@@ -223,10 +236,45 @@ class MemoryModel:
         picks = np.asarray(choice, np.intp)
         change = np.zeros(self.steps + 1)
         self._charged.add(change, self._charged.bytes(picks))
+        sizes, stops = self._copies_held(picks)
+        np.add.at(change, self._copied[1].starts, sizes)
+        np.subtract.at(change, stops, sizes)
+        return np.cumsum(change)[: self.steps]
+
+    def _copies_held(self, picks: Indices) -> tuple[Floats, Indices]:
+        """The bytes of every copy under a choice, and until when it stands: of equal ones the first, for all of them."""
         sources, targets = self._copied
         needed = self._pairs.needed(picks[sources.nodes], picks[targets.nodes])
-        targets.add(change, np.where(needed, targets.bytes(picks), 0.0))
-        return np.cumsum(change)[: self.steps]
+        sizes, stops = np.where(needed, targets.bytes(picks), 0.0), targets.stops.copy()
+        alike = self._alike
+        there = alike.copies[needed[alike.copies]]
+        if len(there):
+            forms = alike.forms[alike.offsets[there] + picks[targets.nodes[there]]]
+            _, first, which = np.unique(forms, return_index=True, return_inverse=True)
+            kept = there[first]
+            np.maximum.at(stops, kept[which.ravel()], targets.stops[there])
+            sizes[np.setdiff1d(there, kept)] = 0.0
+        return sizes, stops
+
+    @cached_property
+    def _alike(self) -> _Alike:
+        """The copies that may be equal to others: of one tensor, as narrow, from one node, in one region."""
+        copied = self.instance.model.copied
+        fractions = (copied.targets.forms[form].fraction for form in copied.targets.form.tolist())
+        places = [
+            (t.tensor, t.source, t.region, fraction) for t, fraction in zip(copied.transfers, fractions, strict=True)
+        ]
+        counts = Counter(places)
+        several = [i for i, place in enumerate(places) if counts[place] > 1]
+        several.sort(key=lambda i: (int(self._copied[1].starts[i]), i))
+        offsets = np.zeros(len(places), np.intp)
+        numbers: dict[Hashable, int] = {}
+        forms: list[int] = []
+        for i in several:
+            transfer, offsets[i] = copied.transfers[i], len(forms)
+            located = self.instance.strategies[transfer.target].locations(transfer.target_dims)
+            forms += [numbers.setdefault((places[i], *row), len(numbers)) for row in located.tolist()]
+        return _Alike(np.asarray(several, np.intp), offsets, np.asarray(forms, np.intp))
 
     def profile_of(self, choice: Sequence[int], tensors: npt.NDArray[np.bool_]) -> Floats:
         """The same of some tensors alone, fetched copies aside."""
@@ -256,10 +304,11 @@ class MemoryModel:
             for i, charge in enumerate(self.charges)
             if charge.start <= time < charge.stop
         ]
+        sizes, stops = self._copies_held(np.asarray(choice, np.intp))
         found += [
-            (f"a fetched copy of {tensors[copy.transfer.tensor].name}", copy.bytes(choice))
-            for copy in self.copies
-            if copy.start <= time < copy.stop
+            (f"a fetched copy of {tensors[copy.transfer.tensor].name}", float(size))
+            for copy, size, stop in zip(self.copies, sizes, stops, strict=True)
+            if copy.start <= time < stop
         ]
         return sorted(found, key=lambda part: (-part[1], part[0]))
 

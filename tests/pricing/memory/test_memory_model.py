@@ -10,6 +10,7 @@ from jax import lax
 
 from benchmarks.problems import least_time
 from pbqp.problem import Problem
+from pbqp.vectors import Floats
 from planner.machine.target import resolve
 from planner.pricing.memory.memory_model import LEFT_OUT, MemoryModel, whole_bytes
 from planner.program.tracing.gc_pause import paused
@@ -24,16 +25,40 @@ def _choices(memory: MemoryModel, count: int) -> list[list[int]]:
     return [[int(rng.integers(size)) for size in sizes] for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", ["deep", "lstm"])
-def test_the_profile_is_the_sum_of_what_is_alive(name: str) -> None:
+def _each_by_itself(memory: MemoryModel, choice: list[int]) -> Floats:
+    """The bytes that rows and prices know of: those of every copy, whether others are equal to it or not."""
+    found = np.zeros(memory.steps)
+    for charge in memory.charges:
+        found[charge.start : charge.stop] += charge.bytes[choice[charge.node]]
+    for copy in memory.copies:
+        found[copy.start : copy.stop] += copy.bytes(choice)
+    return found
+
+
+@pytest.mark.parametrize("name", ["deep", "lstm", "moe"])
+def test_the_profile_is_the_sum_of_what_is_alive_and_of_equal_copies_one(name: str) -> None:
     memory = MemoryModel(instance=small_problem(name).instance({"x": 4, "y": 2}))
-    for choice in _choices(memory, 3):
+    shared = 0
+    for choice in _choices(memory, 5):
         expected = np.zeros(memory.steps)
         for charge in memory.charges:
             expected[charge.start : charge.stop] += charge.bytes[choice[charge.node]]
+        standing: dict[object, list[tuple[int, int, float]]] = {}
         for copy in memory.copies:
-            expected[copy.start : copy.stop] += copy.bytes(choice)
+            transfer = copy.transfer
+            located = memory.instance.strategies[copy.target].locations(transfer.target_dims)[choice[copy.target]]
+            # Of one form and as many bytes: what is narrowed first is another copy than what is not.
+            one = transfer.tensor, transfer.source, transfer.region, tuple(located.tolist()), copy.bytes(choice)
+            if copy.bytes(choice):
+                standing.setdefault(one, []).append((copy.start, copy.stop, copy.bytes(choice)))
+        for of in standing.values():
+            starts, stops, sizes = zip(*of, strict=True)
+            expected[min(starts) : max(stops)] += sizes[0]
+            shared += len(of) > 1
         assert np.allclose(memory.profile(choice), expected)
+        for time in (memory.steps // 3, memory.steps // 2):
+            assert sum(size for _, size in memory.alive(time, choice)) == pytest.approx(expected[time])
+    assert shared
 
 
 @pytest.mark.parametrize("name", ["deep", "lstm"])
@@ -56,7 +81,7 @@ def _bare(memory: MemoryModel) -> Problem:
 
 
 @pytest.mark.parametrize("name", ["deep", "lstm", "moe"])
-def test_prices_charge_for_every_byte_of_the_profile(name: str) -> None:
+def test_prices_charge_for_every_byte_of_every_copy(name: str) -> None:
     """Fetched copies, however small, are bytes too: thousands of them were some per cent of the memory."""
     memory = MemoryModel(instance=small_problem(name).instance({"x": 4, "y": 2}))
     points = [0, memory.steps // 3, memory.steps // 2, memory.steps - 1]
@@ -64,8 +89,8 @@ def test_prices_charge_for_every_byte_of_the_profile(name: str) -> None:
     priced = memory.priced(_bare(memory), prices)
     assert any(copy.start <= point < copy.stop for copy in memory.copies for point in points)
     for choice in _choices(memory, 5):
-        profile = memory.profile(choice)
-        expected = sum(price * float(profile[point]) for point, price in prices.items())
+        known = _each_by_itself(memory, choice)
+        expected = sum(price * float(known[point]) for point, price in prices.items())
         assert priced.evaluate(choice) == pytest.approx(expected, rel=1e-12)
 
 
@@ -86,7 +111,7 @@ def test_rows_leave_out_no_more_than_a_small_part_of_the_limit(name: str) -> Non
             used = 0.0
             for node, usage in zip(row.nodes, row.usages, strict=True):
                 used += float(usage[choice[node]] if node < count else usage[left[node - count]].min())
-            whole = float(memory.profile(choice)[point])
+            whole = float(_each_by_itself(memory, choice)[point])
             assert whole - LEFT_OUT * limit <= used * (1 + 1e-9)
             assert used <= whole * (1 + 1e-9)
 
