@@ -56,23 +56,18 @@ def transpose_traffic(graph: Graph, transposed: TransposedStacks) -> Mapping[int
 def with_transposed(
     graph: Graph, transposed: TransposedStacks, spans: Sequence[tuple[int, int]], buffers: Sequence[Buffer]
 ) -> list[Buffer]:
-    """The buffers with transposed stacks, beside the stack or in its place, from the spans of regions (op ids)."""
-    ends: dict[int, int] = {}
-    for op in map(graph.ops.__getitem__, transposed):
-        (tensor,) = op.operands[:1]
-        readers = [reader for reader, _ in graph.consumers[tensor]]
-        if op.kind == "loop_slice" and all(transposed.get(reader, -1) is None for reader in readers):
-            ends[tensor] = max(ends.get(tensor, 0), spans[op.region][0])
-    found = [of._replace(stop=min(of.stop, ends.get(of.tensor, of.stop))) for of in buffers]
-    return found + [
-        Buffer(
-            tensor=op.operands[0],
-            start=spans[op.region][0],
-            stop=spans[op.region][1],
-            several=transposed[op.id],
-        )
-        for op in map(graph.ops.__getitem__, sorted(transposed))
-    ]
+    """The buffers with transposed stacks, from the spans of regions (op ids).
+
+    Each stands beside its stack, but for one that the program made and that nothing reads as it lies: that one gives way
+    to the transposed one, which is as large, once it is made.
+    """
+    found, made = list(buffers), {of.tensor for of in buffers}
+    for op in map(graph.ops.__getitem__, sorted(transposed)):
+        (stack, *_), (start, stop) = op.operands, spans[op.region]
+        alone = all(reader in transposed for reader, _ in graph.consumers[stack])
+        gives_way = op.kind == "loop_slice" and stack in made and alone
+        found.append(Buffer(stack, start, start + 1 if gives_way else stop, several=transposed[op.id]))
+    return found
 
 
 def transposed_operands(
