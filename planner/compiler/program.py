@@ -31,8 +31,9 @@ class CompiledProgram:
     `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
     written for that, on devices that hold several elements along a dim of it. `transposed_operands`: what products read,
     by op and position, that is transposed right before them by devices that hold several elements along certain dims.
-    `row_major`: the tensors that lie in rows. `narrow_of`: by tensor that stands as it was before it was widened, too, that
-    one, which passes read.
+    `uncoalesced`: the transposes that read every element in a memory transaction of its own. `orders`: how the dims of
+    tensors lie on GPUs, from the outermost in. `row_major`: the tensors that lie in rows. `narrow_of`: by tensor that
+    stands as it was before it was widened, too, that one, which passes read.
     `reduced_at_once`: results of matmuls that are in memory only where they are partial sums.
     """
 
@@ -58,6 +59,8 @@ class CompiledProgram:
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     hoisted: list[Buffer] = field(default_factory=list[Buffer])
     read_through: ReadThrough = field(default_factory=lambda: ReadThrough(shares={}, absorbed=frozenset()))
+    uncoalesced: frozenset[int] = frozenset()
+    orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     row_major: Mapping[int, Order] = field(default_factory=dict[int, Order])
     reduced_at_once: frozenset[int] = frozenset()
     narrow_of: Mapping[int, int] = field(default_factory=dict[int, int])

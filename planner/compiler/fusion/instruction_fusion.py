@@ -11,11 +11,10 @@ of a library, which reads its operands as they are stored. Seen in schedules of 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
 
-from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
 from planner.decisions.groups import Grouping
 from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
@@ -23,10 +22,10 @@ from planner.program.slots import BOUNDARY
 from planner.rules.primitives import kinds_where, traits
 
 
-def operands_of_gemms(graph: Graph, fused: Sequence[bool]) -> frozenset[int]:
+def operands_of_gemms(graph: Graph, fused: Sequence[bool], uncoalesced: Iterable[int]) -> frozenset[int]:
     """The tensors that matmuls and convolutions read from memory, and uncoalesced transposes with their operands."""
     found = set[int]()
-    for op in map(graph.ops.__getitem__, uncoalesced_transposes(graph)):
+    for op in map(graph.ops.__getitem__, uncoalesced):
         found |= {op.results[0], source(graph, op.operands[0], computes=False)}
     for op in graph.of_kinds(kinds_where(lambda row: row.matmul)):
         if not fused[op.id]:

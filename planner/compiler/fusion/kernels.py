@@ -44,7 +44,7 @@ from planner.compiler.layout.gather_tables import (
     scattered_rows,
 )
 from planner.compiler.layout.multiplied import Order
-from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES, uncoalesced_transposes
+from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
@@ -417,15 +417,14 @@ def kernels_of(program: CompiledProgram, *, inlined: bool = False) -> Kernels:
     """
     graph, compiler, fused, materialized = program.graph, program.compiler, program.fused, program.materialized
     triton = compiler.runs("softmax-rewriter-triton")
-    uncoalesced = uncoalesced_transposes(graph) if compiler.runs("uncoalesced-transposes") else frozenset[int]()
     walk = _Walk(
         graph=graph,
         grouping=program.grouping,
         materialized=materialized,
         fused=fused,
         compiler=compiler,
-        uncoalesced=uncoalesced,
-        alone=program.relayouts | uncoalesced,
+        uncoalesced=program.uncoalesced,
+        alone=program.relayouts | program.uncoalesced,
         rows_kept=rows_kept(graph, fused, materialized) if triton else (),
         narrow_of=program.narrow_of,
     )

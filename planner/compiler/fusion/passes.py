@@ -18,7 +18,7 @@ def _instruction_fusion(program: CompiledProgram) -> None:
 
 
 def _gemm_operands(program: CompiledProgram) -> None:
-    program.stored_operands = operands_of_gemms(program.graph, program.fused)
+    program.stored_operands = operands_of_gemms(program.graph, program.fused, program.uncoalesced)
 
 
 def _materialization(program: CompiledProgram) -> None:

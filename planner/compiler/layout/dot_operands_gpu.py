@@ -17,20 +17,22 @@ copies it, once for all products that want one order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import READ_AND_WRITTEN
 from planner.compiler.fusion.instruction_fusion import source
 from planner.compiler.fusion.materialization import readers_by_any_name
-from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
 from planner.program.dataflow import reached, source_through
 from planner.program.graph import Graph, Op
 from planner.program.slots import BOUNDARY, ENTERING
 from planner.rules.primitives import traits
 
+Orders = Mapping[int, tuple[int, ...]]
+"""By tensor its dims of more than one element, from the outermost in; none of those that may lie in any order."""
 
-def transposed_stacks(graph: Graph) -> TransposedStacks:
+
+def transposed_stacks(graph: Graph, orders: Orders) -> TransposedStacks:
     """The stacks that are transposed before their loop."""
     found: dict[int, int | None] = {}
     for op in graph.of_kinds(("dot_general",)):
@@ -40,7 +42,7 @@ def transposed_stacks(graph: Graph) -> TransposedStacks:
                 dim = several and _dim_of_stack(graph, entering, wanted, several)
                 if several is None or (dim is not None and found.get(entering.id, dim) is not None):
                     found[entering.id] = dim
-    return found | _transposed_slices(graph)
+    return found | _transposed_slices(graph, orders)
 
 
 def transpose_traffic(graph: Graph, transposed: TransposedStacks) -> Mapping[int, tuple[float, int | None]]:
@@ -71,14 +73,14 @@ def with_transposed(
 
 
 def transposed_operands(
-    graph: Graph, fused: Sequence[bool], materialized: Sequence[bool]
+    graph: Graph, fused: Sequence[bool], materialized: Sequence[bool], orders: Orders
 ) -> dict[tuple[int, int], tuple[int, tuple[int, ...]]]:
     """The operands of products, by op and position, that kernels of their own transpose, for the first that want one so.
 
     By each the op before which it is made, the first product that reads the same in whatever order, and the dims of which a
     device must hold several elements, each of them, for it.
     """
-    orders, found = _orders(graph), dict[tuple[int, int], tuple[int, tuple[int, ...]]]()
+    found: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
     read: dict[int, list[tuple[int, int]]] = {}
     for op in graph.of_kinds(("dot_general",)):
         for position, tensor in enumerate(op.operands if not fused[op.id] else ()):
@@ -103,14 +105,13 @@ def transposed_operands(
     return found
 
 
-def _orders(graph: Graph) -> dict[int, tuple[int, ...]]:
-    """The dims of tensors of more than one element, from the outermost in; none of those that may lie in any order.
+def orders_of(graph: Graph, uncoalesced: Container[int]) -> Orders:
+    """How the dims of tensors lie, given the transposes that are made.
 
     What is computed element by element lies as what it is computed of. Where that lies in several orders, and of slices of
     stacks, it lies as its readers want it.
     """
     found = {t.id: _longer(t.aval.shape) for t in graph.tensors if t.producer is None}
-    uncoalesced = uncoalesced_transposes(graph)
     for op in graph.ops:
         row = traits(op.kind)
         for result in op.results:
@@ -135,12 +136,12 @@ def _longer(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(dim for dim, extent in enumerate(shape) if extent > 1)
 
 
-def _transposed_slices(graph: Graph) -> dict[int, int | None]:
+def _transposed_slices(graph: Graph, orders: Orders) -> dict[int, int | None]:
     """The slices of stacks that passes read beside what lies in another order than the loop left them in.
 
     By each the dim of the stack that alone is out of order, of several the shortest.
     """
-    orders, found = _orders(graph), dict[int, int | None]()
+    found: dict[int, int | None] = {}
     left = {op.results[0]: orders.get(op.operands[0]) for op in graph.of_kinds(("loop_stack",))}
     for op in graph.of_kinds(("loop_slice",)):
         (stack, *_), (tensor,) = op.operands, op.results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.compiler.buffers.buffer import Buffer
 from planner.compiler.layout.dot_operands_gpu import (
+    orders_of,
     transpose_traffic,
     transposed_operands,
     transposed_stacks,
@@ -12,12 +13,18 @@ from planner.compiler.layout.dot_operands_gpu import (
 from planner.compiler.layout.loop_stacks import stack_relayouts
 from planner.compiler.layout.multiplied import in_tiles, of_convolutions, of_products
 from planner.compiler.layout.row_major_lanes import in_row_order, slices_copied_to_order
+from planner.compiler.layout.uncoalesced_transposes import uncoalesced_transposes
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
 
 
 def _gpu_layout_assignment(program: CompiledProgram) -> None:
-    program.transposed = transposed_stacks(program.graph)
+    program.orders = orders_of(program.graph, program.uncoalesced)
+    program.transposed = transposed_stacks(program.graph, program.orders)
+
+
+def _uncoalesced_transposes(program: CompiledProgram) -> None:
+    program.uncoalesced = uncoalesced_transposes(program.graph)
 
 
 def _layout_assignment(program: CompiledProgram) -> None:
@@ -35,7 +42,8 @@ def _transposed_buffers(program: CompiledProgram) -> None:
 
 
 def _transposed_operands(program: CompiledProgram) -> None:
-    graph, found = program.graph, transposed_operands(program.graph, program.fused, program.materialized)
+    graph = program.graph
+    found = transposed_operands(graph, program.fused, program.materialized, program.orders)
     program.transposed_operands = {at: several for at, (_, several) in found.items()}
     program.buffers += [
         Buffer(graph.ops[op].operands[position], made, op + 1, several=next(iter(several), None))
@@ -81,7 +89,7 @@ GPU_LAYOUT_ASSIGNMENT = Pass(
         seen="decode steps with caches of keys and values on h100:8",
         source="xla/service/gpu/transforms/layout_assignment.cc (GpuLayoutAssignment::SetDotOperandLayout)",
     ),
-    writes=("transposed",),
+    writes=("orders", "transposed"),
     run=_gpu_layout_assignment,
 )
 
@@ -116,6 +124,8 @@ UNCOALESCED_TRANSPOSES = Pass(
         seen="transposes of attention heads and of images on h100:8",
         source="xla/service/gpu/ir_emission_utils.cc, model/coalescing_analysis.cc",
     ),
+    writes=("uncoalesced",),
+    run=_uncoalesced_transposes,
 )
 
 DOT_OPERAND_LAYOUT = Pass(

@@ -93,8 +93,8 @@ GPU = CompilerModel(
     combined_bytes=COMBINED_BYTES,
     passes=(
         simplify.SHARDING_REMOVER,
-        layout.GPU_LAYOUT_ASSIGNMENT,
         layout.UNCOALESCED_TRANSPOSES,
+        layout.GPU_LAYOUT_ASSIGNMENT,
         fusion.INSTRUCTION_FUSION,
         fusion.GATHER_FUSION,
         # Matmuls read their operands from memory, so these are known before anything else is materialized.

@@ -14,7 +14,6 @@ import planner
 from planner.compiler.analysis import model_of
 from planner.compiler.fusion.instruction_fusion import partial_broadcasts, varying_dims
 from planner.compiler.fusion.kernels import Access, Kernel, kernels_of
-from planner.compiler.layout.dot_operands_gpu import transposed_stacks
 from planner.compiler.layout.uncoalesced_transposes import is_tiled, uncoalesced_transposes
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import GPU, TPU
@@ -221,9 +220,9 @@ def test_a_cache_is_turned_for_the_whole_loop(
     graph = build_graph(
         trace(lambda s, n, q: _decoded(s, n, q, product[0]), args, donate_argnums=(0,)), while_trips=1.0
     )
-    found = transposed_stacks(graph)
-    assert [(graph.ops[op].kind, dim) for op, dim in found.items()] == [("loop_carry_in", several)]
     program = compiled(graph, group_ops(graph), GPU)
+    found = program.transposed
+    assert [(graph.ops[op].kind, dim) for op, dim in found.items()] == [("loop_carry_in", several)]
     assert [program.in_place.extra_traffic.get(op) for op in found] == ([4.0] if several is None else [None])
     assert [program.transposes.get(op) for op in found] == ([None] if several is None else [(4.0, several)])
     assert [b.several for b in program.buffers if b.tensor == graph.inputs[0]] == [several]

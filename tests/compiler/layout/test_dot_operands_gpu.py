@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from planner.compiler.layout.dot_operands_gpu import transposed_stacks
 from planner.compiler.program import CompiledProgram, compiled
 from planner.compiler.targets.table import GPU
 from planner.decisions.groups import group_ops
@@ -76,7 +75,7 @@ def test_scores_that_two_loops_make_in_different_orders_are_transposed_between_t
 
     queries = jax.ShapeDtypeStruct((BATCH, LENGTH, HEADS // 4, 4, WIDTH), jnp.bfloat16)
     program = _program(fn, queries, _keys(HEADS // 4), jax.ShapeDtypeStruct((3,), jnp.bfloat16))
-    found = transposed_stacks(program.graph)
+    found = program.transposed
     kinds = [program.graph.ops[op].kind for op in found]
     assert kinds == ["loop_slice"]
     assert program.transposes == dict.fromkeys(found, (2.0 * 3, 3))
