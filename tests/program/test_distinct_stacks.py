@@ -9,6 +9,8 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from planner.program.jaxpr.bodies import opened
 from planner.program.jaxpr.distinct_stacks import with_distinct_stacks
@@ -79,3 +81,11 @@ def test_what_has_no_stacks_alike_is_left_alone() -> None:
 
     for jaxpr in (jax.make_jaxpr(_loops(1))(X, W), jax.make_jaxpr(fn)(X, W)):
         assert with_distinct_stacks(jaxpr, MOST) is jaxpr
+
+
+def test_a_shard_map_is_left_alone() -> None:
+    """Its arrays have types of their own, which say along which axes they differ."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(_loops(2), mesh=mesh, in_specs=(P("x"), P()), out_specs=(P("x"), [P(None, "x")] * 2))
+    jaxpr = jax.make_jaxpr(mapped)(X, W)
+    assert with_distinct_stacks(jaxpr, MOST) is jaxpr
