@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from planner.program.jaxpr.bodies import opened
+from planner.program.jaxpr.bodies import opened, structure_of
 from planner.program.jaxpr.distinct_stacks import with_distinct_stacks
 
 MOST = 3
@@ -43,8 +43,9 @@ def _stacks(jaxpr: Any) -> list[tuple[int, ...]]:
     """The shapes of the stacks of a program's loops, in the order of the loops."""
     found: list[tuple[int, ...]] = []
     for eqn in opened(jaxpr).eqns:
-        if eqn.primitive.name == "scan":
-            found += [var.aval.shape for var in eqn.outvars[eqn.params["num_carry"] :]]
+        structure = structure_of(eqn)
+        if structure is not None and structure.kind == "scan":
+            found += [var.aval.shape for var in eqn.outvars[structure.num_carry :]]
     return found
 
 
