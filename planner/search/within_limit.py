@@ -303,11 +303,9 @@ class LimitSearch:
                 break
             new = [point for point in peaks(np.where(over, use, 0.0), ROW_POINTS) if point not in points]
             points += new
-            if not new and limit < self.limit:
-                break
             if not new:
-                # What rows leave out is what it is over.
-                limit *= 1 - LEFT_OUT
+                # What rows leave out, small copies and what equal ones hold between them, is what it is over.
+                limit *= min(1 - LEFT_OUT, self.limit / float(use.max()))
 
 
 def _mixture(met: Sequence[_Plan], limit: float) -> tuple[float, dict[int, float]]:
