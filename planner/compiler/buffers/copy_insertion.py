@@ -92,14 +92,14 @@ def zeroed_stacks(graph: Graph, materialized: Sequence[bool]) -> dict[int, float
     another, from which the zeros have been moved, nor where several loops have stacks of one shape, as emitted.
     """
     regions, found = graph.regions, dict[int, float]()
-    loops = defaultdict[int, list[int]](list)
+    loops = defaultdict[int, dict[int, int]](dict)
     stacks = list(graph.of_kinds(("loop_stack",)))
     for op in stacks:
         of_type = loops[graph.aval_numbers[op.results[0]]]
-        of_type += [] if op.region in of_type else [op.region]
+        of_type.setdefault(op.region, len(of_type))
     for op in stacks:
         around, of_type = regions[regions[op.region].parent or 0], loops[graph.aval_numbers[op.results[0]]]
-        alike = len(of_type) > DISTINCT_STACKS and op.region in of_type[DISTINCT_STACKS - 1 :]
+        alike = len(of_type) > DISTINCT_STACKS and of_type[op.region] >= DISTINCT_STACKS - 1
         moved = regions[op.region].reverse and around.parent is not None
         if (alike or moved) and materialized[op.results[0]]:
             found[op.id] = around.trips

@@ -173,8 +173,9 @@ class _Walk:
     alone: Collection[int]
     """Fused ops that are kernels of their own all the same."""
     rows_kept: Collection[int]
-    narrow_of: Mapping[int, int]
     """The reductions of rows after which a kernel goes on."""
+    narrow_of: Mapping[int, int]
+    """What fused ops read in the place of a tensor."""
     leaves: dict[int, Leaves] = field(default_factory=dict[int, Leaves])
     kernels: list[_Kernel] = field(default_factory=list[_Kernel])
     made_by: dict[int, int] = field(default_factory=dict[int, int])

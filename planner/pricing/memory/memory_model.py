@@ -251,9 +251,8 @@ class MemoryModel:
         if len(there):
             forms = alike.forms[alike.offsets[there] + picks[targets.nodes[there]]]
             _, first, which = np.unique(forms, return_index=True, return_inverse=True)
-            kept = there[first]
-            np.maximum.at(stops, kept[which.ravel()], targets.stops[there])
-            sizes[np.setdiff1d(there, kept)] = 0.0
+            np.maximum.at(stops, there[first[which.ravel()]], targets.stops[there])
+            sizes[np.delete(there, first)] = 0.0
         return sizes, stops
 
     @cached_property
