@@ -70,9 +70,7 @@ def stored_for_many(graph: Graph, fused: Sequence[bool], materialized: Sequence[
             if stored[tensor]:
                 continue
             aval = graph.tensors[tensor].aval
-            # What a tensor is computed from is of its own size.
-            alike = [sources[t] for t in op.operands if sources[t] and graph.tensors[t].aval.size == aval.size]
-            own = sources[tensor] = alike[0] if len(alike) == 1 else frozenset[int]().union(*alike)
+            own = sources[tensor] = _sources_of(graph, sources, op, tensor)
             if is_slow(graph, slow, op, tensor):
                 slow.add(tensor)
             if traits(op.kind).renames or not own or not _forks(graph, tensor):
@@ -110,8 +108,7 @@ def stored_for_matmuls(
             if found[tensor]:
                 continue
             aval = graph.tensors[tensor].aval
-            alike = (sources[t] for t in op.operands if graph.tensors[t].aval.size == aval.size)
-            sources[tensor] = frozenset[int]().union(*alike)
+            sources[tensor] = _sources_of(graph, sources, op, tensor)
             readers = () if traits(op.kind).renames else sorted(readers_by_any_name(graph, tensor))
             matmuls = [graph.ops[reader] for reader in readers if _is_matmul(graph.ops[reader], fused)]
             of_more = sum(graph.tensors[t].aval.bytes for t in sources[tensor]) > aval.bytes
@@ -119,6 +116,13 @@ def stored_for_matmuls(
                 first = graph.tensors[matmuls[0].results[0]].aval
                 found[tensor] = aval.size >= MANY_TIMES_RESULT * first.size
     return found
+
+
+def _sources_of(graph: Graph, sources: Sequence[frozenset[int]], op: Op, tensor: int) -> frozenset[int]:
+    """What stands of all that a result of a fused op is computed from, of its own size."""
+    size = graph.tensors[tensor].aval.size
+    alike = [sources[t] for t in op.operands if sources[t] and graph.tensors[t].aval.size == size]
+    return alike[0] if len(alike) == 1 else frozenset[int]().union(*alike)
 
 
 def _is_matmul(op: Op, fused: Sequence[bool]) -> bool:
