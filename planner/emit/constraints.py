@@ -19,7 +19,7 @@ from planner.emit.by_hand import by_hand, chosen_split, may_be_by_hand, read_fro
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.specs import to_spec
 from planner.pricing.reshards.reshard import Step
-from planner.program.graph import Op
+from planner.program.graph import Graph, Op
 from planner.program.slots import Slot, operand_slot, result_slot
 from planner.rules.primitives import kinds_where, traits
 from planner.rules.sliding import is_grouped
@@ -48,7 +48,7 @@ def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
     XLA's GPU compiler (jaxlib 0.10.2) reads zeros where what was gathered is sliced to what it was. The others slice,
     as prices have it.
 
-    With "constrain-anchors-only" nothing is laid on results of fused ops that follow their operands (`_free_followers`).
+    With "constrain-anchors-only" nothing is laid on results that follow their operands (`_free_followers`).
     """
     instance = chosen.instance
     graph, flow, names = instance.model.graph, instance.model.flow, instance.mesh.names
@@ -179,7 +179,8 @@ def _constrain_after_transposes(chosen: Chosen, constraints: dict[Slot, tuple[Pa
         chain = (*constraints.pop(result_slot(op, 0), ()), *constraints.pop(operand_slot(transpose, 0), ()))
         order = transpose.params["permutation"]
         laid = [*(_in_order(spec, order) for spec in chain), *constraints.get(result_slot(transpose, 0), ())]
-        constraints[result_slot(transpose, 0)] = tuple(spec for spec, _ in groupby(laid))
+        if laid:
+            constraints[result_slot(transpose, 0)] = tuple(spec for spec, _ in groupby(laid))
 
 
 def _free_followers(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec, ...]]) -> None:
@@ -187,18 +188,46 @@ def _free_followers(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec,
 
     Shardy splits them likewise. XLA simplifies the whole program before it partitions it, and a constraint is in the way:
     the sums of a norm over groups of channels stay sums over a reshaped array, which its TPU compiler copies into another
-    order, in float32. What moves, or is split along other axes than its operands, is held.
+    order, in float32. What moves, or is split along other axes than its operands, is held. So are results of matmuls,
+    unless both operands are split along the axes of the result, as scores of attention are.
+
+    A broadcast, as of a mask and its fill, is free beside what was reshaped: XLA moves a reshape behind the passes that
+    follow where all that they read can be reshaped too, and with heads in groups a matmul then computes the softmax of its
+    scores. Elsewhere it is held, as XLA may move a reshape in between a matmul and its softmax (libtpu 0.0.42).
     """
     graph = chosen.instance.model.graph
-    for op in graph.of_kinds(kinds_where(lambda row: row.fused and not may_be_by_hand(row))):
+    reshaped = _reshaped(graph)
+    for op in graph.of_kinds(kinds_where(lambda row: row.matmul or (row.fused and not may_be_by_hand(row)))):
         slot = result_slot(op, 0)
         if len(op.results) != 1 or op.results[0] in graph.returned or len(constraints.get(slot, ())) != 1:
             continue
-        over = {axis for axis, dim in enumerate(chosen.result(op, 0)) if dim >= 0}
-        under = {axis for n in range(len(op.operands)) for axis, dim in enumerate(chosen.operand(op, n)) if dim >= 0}
+        over = _axes(chosen.result(op, 0))
+        under = [_axes(chosen.operand(op, n)) for n in range(len(op.operands))]
         readers = [(graph.ops[reader], position) for reader, position in graph.consumers[op.results[0]]]
-        if over and over == under and all(_reads_as_made(op, reader, n, constraints) for reader, n in readers):
+        if traits(op.kind).matmul:
+            follows = all(axes == over for axes in under)
+        elif op.kind == "broadcast_in_dim" and not under[0] >= over:
+            follows = under[0] < over and any(not reshaped.isdisjoint(reader.operands) for reader, _ in readers)
+        else:
+            follows = frozenset().union(*under) == over
+        if over and follows and all(_reads_as_made(op, reader, n, constraints) for reader, n in readers):
             del constraints[slot]
+
+
+def _axes(dims: Sequence[int]) -> frozenset[int]:
+    """The axes of the mesh that split an array whose dim along each of them is given, -1 where it is whole."""
+    return frozenset(axis for axis, dim in enumerate(dims) if dim >= 0)
+
+
+def _reshaped(graph: Graph) -> frozenset[int]:
+    """Results of reshapes, and of passes over these that leave their shape as it is."""
+    found: set[int] = set()
+    for op in graph.of_kinds(kinds_where(lambda row: row.fused)):
+        (shape, *_) = (graph.tensors[tensor].aval.shape for tensor in op.results)
+        over = [tensor for tensor in op.operands if tensor in found and graph.tensors[tensor].aval.shape == shape]
+        if shape and (op.kind == "reshape" or over):
+            found.update(op.results)
+    return frozenset(found)
 
 
 def _reads_as_made(op: Op, reader: Op, position: int, constraints: Collection[Slot]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -213,3 +214,45 @@ def test_norms_over_groups_are_not_copied_on_tpus() -> None:
     plan = planner.plan(step, args, topology="v5e:2x4", mesh={"x": 8}, pins={"x": P("x")}, options=options)
     report = aot_compile(plan.jit, args, mesh_shape={"x": 8}, topology="v5e:2x4")
     assert not re.search(r"f32\[8,64,64,256\]\S* copy\(", report.hlo)
+
+
+def grouped_attention(q: Any, k: Any, v: Any, *, joined: bool) -> Any:
+    """Causal attention whose heads share keys and values in groups; scores in one dim of heads if joined, else in two."""
+    batch, length, groups, width = k.shape
+    scores = jnp.einsum("btghd,bsgd->bghts", q.reshape(batch, length, groups, -1, width), k)
+    shape = scores.shape
+    scores = scores.reshape(batch, -1, length, length) if joined else scores / np.sqrt(width)
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    fill = jnp.where(causal, 0, -1e9).astype(scores.dtype)
+    scores = jnp.where(causal, scores, -1e9) if joined else scores + fill
+    shares = jax.nn.softmax(scores.astype(jnp.float32)).astype(q.dtype).reshape(shape)
+    return jnp.square(jnp.einsum("bghts,bsgd->btghd", shares, v).astype(jnp.float32)).mean()
+
+
+def grouped_attention_plan(*, joined: bool) -> tuple[planner.Plan, tuple[Any, ...]]:
+    """The gradients of `grouped_attention` over a batch that is split, on v5e."""
+    q, k = (jax.ShapeDtypeStruct((16, 1024, heads, 64), jnp.bfloat16) for heads in (32, 8))
+    step = jax.grad(partial(grouped_attention, joined=joined), argnums=(0, 1, 2))
+    options = planner.Options(check="never", microbatches=1)
+    plan = planner.plan(step, (q, k, k), topology="v5e:2x4", mesh={"x": 8}, pins={"q": P("x")}, options=options)
+    return plan, (q, k, k)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_softmaxes_of_heads_in_groups_are_left_to_the_partitioner(joined: bool) -> None:
+    plan, _ = grouped_attention_plan(joined=joined)
+    graph, laid = plan.alternatives.instance.model.graph, plan.decision.constraints
+    scores = [op for op in graph.ops if graph.tensors[op.results[0]].aval.shape[-2:] == (1024, 1024) and op.operands]
+    split = [op for op in scores if plan.alternatives.chosen.made(op, 0) and op.kind != "reshape"]
+    assert {"dot_general", "broadcast_in_dim", "exp"} <= {op.kind for op in split}
+    assert not {op.kind for op in split if result_slot(op, 0) in laid}
+
+
+@needs_libtpu
+@pytest.mark.parametrize("joined", [True, False])
+def test_matmuls_compute_softmaxes_of_heads_in_groups_on_tpus(joined: bool) -> None:
+    plan, args = grouped_attention_plan(joined=joined)
+    report = aot_compile(plan.jit, args, mesh_shape={"x": 8}, topology="v5e:2x4")
+    assert report.memory is not None
+    scores = 2 * 32 * 1024 * 1024 * 2
+    assert report.memory.temp_bytes < 3.5 * scores, "the shares are stored beside the scores"

@@ -22,7 +22,10 @@ CONSTRAIN_ANCHORS_ONLY = Pass(
     name="constrain-anchors-only",
     phase="emission",
     does="Lays no constraint on results of fused ops that follow their operands: XLA simplifies before it partitions.",
-    evidence=Evidence(release="libtpu 0.0.42", seen="U-Net on v5e:4x4, 49.8 ms with and 35.6 ms without constraints"),
+    evidence=Evidence(
+        release="libtpu 0.0.42",
+        seen="U-Net on v5e:4x4, 49.8 ms with and 35.6 ms without constraints; attention of heads in groups, 3.9 and 2.4 ms",
+    ),
 )
 
 SLICES_OF_DONATED_STACKS = Pass(
