@@ -12,8 +12,8 @@ compiler's schedule (`planner.verify.step_time`); kernels that look up a mask co
 as the mask leaves them in plans, which flatters these. "numerics" plans the program at a small size for 8 virtual CPU
 devices, in both modes, and compares the results with one device.
 
-Codebases disagree about versions, so each has a virtual environment of its own, with JAX, libtpu, networkx, numba, rich and
-scipy, and this project on PYTHONPATH; run the script in each of them. Rows in the file stay. Environments that work:
+Codebases disagree about versions, so each has a virtual environment of its own, with JAX, libtpu, cattrs, networkx, numba,
+rich and scipy, and this project on PYTHONPATH; run the script in each of them. Rows in the file stay. These work:
 
     maxtext            Python 3.12: jax==0.10.2 jaxlib==0.10.2 libtpu==0.0.42.1 flax==0.12.8 optax==0.2.8 orbax-checkpoint
                        pydantic omegaconf pathwaysutils aqtp qwix grain tensorboardX sentencepiece drjax chex einops tokamax
