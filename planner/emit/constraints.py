@@ -19,6 +19,7 @@ from planner.emit.by_hand import by_hand, chosen_split, may_be_by_hand, read_fro
 from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.specs import to_spec
 from planner.pricing.reshards.reshard import Step
+from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
 from planner.program.slots import Slot, operand_slot, result_slot
 from planner.rules.primitives import kinds_where, traits
@@ -202,14 +203,12 @@ def _free_followers(chosen: Chosen, constraints: dict[Slot, tuple[PartitionSpec,
         if len(op.results) != 1 or op.results[0] in graph.returned or len(constraints.get(slot, ())) != 1:
             continue
         over = _axes(chosen.result(op, 0))
-        under = [_axes(chosen.operand(op, n)) for n in range(len(op.operands))]
+        sides = [_axes(chosen.operand(op, n)) for n in range(len(op.operands))]
+        under = frozenset[int]().union(*sides)
         readers = [(graph.ops[reader], position) for reader, position in graph.consumers[op.results[0]]]
-        if traits(op.kind).matmul:
-            follows = all(axes == over for axes in under)
-        elif op.kind == "broadcast_in_dim" and not under[0] >= over:
-            follows = under[0] < over and any(not reshaped.isdisjoint(reader.operands) for reader, _ in readers)
-        else:
-            follows = frozenset().union(*under) == over
+        follows = all(side == over for side in sides) if traits(op.kind).matmul else under == over
+        if op.kind == "broadcast_in_dim" and under < over:
+            follows = any(not reshaped.isdisjoint(reader.operands) for reader, _ in readers)
         if over and follows and all(_reads_as_made(op, reader, n, constraints) for reader, n in readers):
             del constraints[slot]
 
@@ -221,13 +220,14 @@ def _axes(dims: Sequence[int]) -> frozenset[int]:
 
 def _reshaped(graph: Graph) -> frozenset[int]:
     """Results of reshapes, and of passes over these that leave their shape as it is."""
-    found: set[int] = set()
-    for op in graph.of_kinds(kinds_where(lambda row: row.fused)):
-        (shape, *_) = (graph.tensors[tensor].aval.shape for tensor in op.results)
-        over = [tensor for tensor in op.operands if tensor in found and graph.tensors[tensor].aval.shape == shape]
-        if shape and (op.kind == "reshape" or over):
-            found.update(op.results)
-    return frozenset(found)
+    shapes = [tensor.aval.shape for tensor in graph.tensors]
+
+    def passed_on(tensor: int) -> Iterable[int]:
+        made = (result for op in graph.readers(tensor) if traits(op.kind).fused for result in op.results)
+        return (result for result in made if shapes[result] == shapes[tensor])
+
+    reshapes = (op.results[0] for op in graph.of_kinds(("reshape",)))
+    return frozenset(reached((tensor for tensor in reshapes if shapes[tensor]), passed_on))
 
 
 def _reads_as_made(op: Op, reader: Op, position: int, constraints: Collection[Slot]) -> bool:
