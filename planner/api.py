@@ -19,6 +19,7 @@ from planner.former_names import renamed
 from planner.machine.target import Target
 from planner.options import Options, telling
 from planner.plan_file.store import load_saved
+from planner.planning.named_or_freed import planned_as_named_or_freed
 from planner.planning.plan_cache import planned_or_kept
 from planner.plans.loaded import LoadedPlan
 from planner.plans.plan import Plan
@@ -171,7 +172,15 @@ def plan(
         static_argnums=static_argnums,
         static_argnames=static_argnames,
     )
-    return planned_or_kept(resolve_request_by_all("planner.plan", fn, example_args, place, options, wanted))
+
+    def resolve(chosen: Options) -> PlanRequest:
+        return resolve_request_by_all("planner.plan", fn, example_args, place, chosen, wanted)
+
+    return (
+        planned_as_named_or_freed(resolve, options)
+        if options.annotations == "free"
+        else planned_or_kept(resolve(options))
+    )
 
 
 @_public

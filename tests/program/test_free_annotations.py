@@ -183,6 +183,20 @@ def test_free_annotations_leave_mesh_and_specs_to_the_planner() -> None:
     assert_same_as_single_device(constrained, args, options=FREE)
 
 
+@pytest.mark.parametrize(("case", "kept"), [("a branch by device", True), ("a ring", False)])
+def test_the_better_plan_is_handed_over_with_what_is_named_or_without(case: str, kept: bool) -> None:
+    # Opened, a branch is both of its sides; a ring along dims of which each device has some needs no other device.
+    fn = jax.shard_map(CASES[case], mesh=mesh(), in_specs=ROWS[0], out_specs=ROWS[1], check_vma=False)
+    args = (jax.ShapeDtypeStruct((8192, 2048), jnp.float32),)
+    plan = planner.plan(fn, args, topology="v5e:2x4", options=FREE)
+    assert plan.decision.request.annotations == ("keep" if kept else "free")
+    assert (dict(plan.decision.mesh_shape) == {"i": 4, "j": 2}) is kept
+    (note,) = [note for note in plan.notes if "leaves to the planner" in note]
+    assert (" are kept: " if kept else " are not kept: ") in note
+    own = planner.plan(fn, args, topology="v5e:2x4", options=planner.Options(check="never"))
+    assert plan.predicted.seconds <= own.predicted.seconds
+
+
 def test_a_saved_plan_of_a_free_program_is_bound_to_it_again(tmp_path: Path) -> None:
     args = (jnp.ones((64, 8)), jnp.ones((8, 8)))
     free = planner.plan(constrained, args, mesh={"x": 8}, options=FREE)
