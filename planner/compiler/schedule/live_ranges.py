@@ -23,7 +23,7 @@ from planner.compiler.program import CompiledProgram
 from planner.compiler.schedule.host_copies import host_copies
 from planner.decisions.decision_graph import Flow, Read, Transfer
 from planner.program.dataflow import reached, source_through
-from planner.program.graph import Aval, Body, Graph
+from planner.program.graph import Aval, Body, Graph, Op
 from planner.program.slots import ENTERING, TAKEN_IN
 from planner.program.tracing.gc_pause import paused
 from planner.rules.op_work import body_of
@@ -281,8 +281,7 @@ def _copies(
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
-    graph, spans = program.graph, program.spans
-    ops = graph.ops
+    graph, ops = program.graph, program.graph.ops
     read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
     updates = _updates(graph, flow) if program.compiler.runs("read-as-stored") else set[tuple[int, int | None]]()
     for transfer in moving:
@@ -292,21 +291,23 @@ def _copies(
         served = [read for read in served if (transfer.tensor, read_by.get(read)) not in updates] or served
         if not served:
             continue
-        times = [program.scheduled_at.get(op, op) for op, _ in served]
-        start = min(times)
-        stop = max(
-            [
-                # An op holds itself what it frees.
-                spans[ops[op].region][1] if ops[op].kind in ENTERING else time + ((op, position) not in freed)
-                for (op, position), time in zip(served, times, strict=True)
-            ]
-        )
+        start = min(program.scheduled_at.get(op, op) for op, _ in served)
+        # An op holds itself what it frees.
+        stop = max(_read_until(program, ops[op]) - ((op, position) in freed) for op, position in served)
         fraction = program.narrow.fraction(transfer.tensor, served)
         source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, fraction)
         moved = source._replace(node=transfer.target, dims=transfer.target_dims)
         gives_way = _gives_way(program, transfer.tensor, len(served))
         taken_in = all(ops[op].kind in TAKEN_IN for op, _ in served)
         yield transfer, source, moved, "apart" if taken_in else "more" if gives_way else "elsewhere"
+
+
+def _read_until(program: CompiledProgram, op: Op) -> int:
+    """The time until which an op reads its operands: where its result is not stored, those that read that do so."""
+    if op.kind in ENTERING:
+        return program.spans[op.region][1]
+    through = (program.last_use[tensor] for tensor in op.results if not program.materialized[tensor])
+    return max(program.scheduled_at.get(op.id, op.id) + 1, *through, 0)
 
 
 def _updates(graph: Graph, flow: Flow) -> set[tuple[int, int | None]]:

@@ -181,3 +181,25 @@ def test_operands_with_halos_are_materialized_until_the_gradient_of_the_kernel()
     assert (charge.start, charge.stop) == (min(reading), max(reading) + 1)
     part = 32 * 512 * 512 * 128 * 2 / 4
     assert set(charge.bytes.tolist()) == {0.0, part * (1 + 2 / 128)}
+
+
+def test_a_copy_that_a_pass_reads_stands_until_the_matmuls_have_read_what_that_passes_on() -> None:
+    """The outer product is computed where it is read, by both matmuls, from the copy of `x` that was fetched for it."""
+
+    def both(x: jax.Array, s: jax.Array, up: jax.Array, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        outer = jnp.einsum("nd,ne->end", x, s)
+        return jnp.einsum("end,edf->enf", outer, up), jnp.einsum("enf,end->efd", hidden, outer)
+
+    shapes = (4096, 1024), (4096, 8), (8, 1024, 2048), (8, 4096, 2048)
+    arguments = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    target = resolve(None, "v5e:2x4")
+    request = least_time(target.topology, 16e9)
+    memory = MemoryModel(
+        instance=planning_problem(program=trace(both, arguments), target=target, request=request).instance({"x": 8})
+    )
+    graph = memory.instance.model.graph
+    product, *matmuls = graph.of_kinds(("dot_general",))
+    read = {(product.id, position) for position in range(2)}
+    copies = [copy for copy in memory.copies if read & set(copy.transfer.reads)]
+    assert copies
+    assert {copy.stop for copy in copies} == {max(op.id for op in matmuls) + 1}
