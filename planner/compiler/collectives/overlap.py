@@ -1,9 +1,10 @@
 """Overlap: collectives that run beside matmuls.
 
 A gather of a tensor that nothing in its body must be computed for, such as a layer's weights, runs beside the matmuls
-before it; one that a TPU's compiler makes an all-reduce of only where SparseCores sum. On GPUs a sum outside of loops that
-no matmul waits for runs beside those after it, until the next such sum; on TPUs whose SparseCores sum, one in a loop as
-well.
+before it; one that a TPU's compiler makes an all-reduce of only where SparseCores sum. On GPUs sums outside of loops that
+no matmul waits for run, as many as are combined, beside those after the last of them, until the next such sum: the sums of
+a small step's gradients are one, behind which nothing is left to compute. On TPUs whose SparseCores sum, one in a loop runs
+beside matmuls as well.
 
 All-reduce combining: sums that no matmul of their body waits for, such as gradients, are a few large ones. Each is
 charged its part of the latency of one (58 to 3 sums in a train step of BERT whose layers are written out; XLA's pass
@@ -81,23 +82,43 @@ def unawaited_sums(graph: Graph, flow: Flow) -> list[Transfer]:
     return [t for t in flow.transfers if t.reduced and t.tensor not in waited]
 
 
-def flops_after_sums(graph: Graph, flow: Flow, *, in_loops: bool) -> dict[int, float]:
+def flops_after_sums(graph: Graph, flow: Flow, *, in_loops: bool, combined_bytes: float) -> dict[int, float]:
     """By sum that nothing waits for the flops of the matmuls of its body between it and the next such sum.
 
-    But with `in_loops` those of a loop's trip are combined, and run behind its last matmul.
+    But with `in_loops` those of a loop's trip are combined, and run behind its last matmul; without, those outside of loops
+    are, up to `combined_bytes` into one: it begins when the last of them is made, and each has its part of what follows.
     """
     made: dict[int, list[Transfer]] = {}
     for transfer in unawaited_sums(graph, flow):
         if not in_loops and graph.regions[transfer.region].parent is not None:
             continue
         made.setdefault(graph.tensors[transfer.tensor].producer or 0, []).append(transfer)
+    if not in_loops:
+        made = _combined_at(graph, made, combined_bytes)
     found: dict[int, float] = {}
     latest: dict[int, list[Transfer]] = {}
     for op in graph.ops:
-        for transfer in latest.get(op.region, ()) if traits(op.kind).matmul else ():
-            found[transfer.id] = found.get(transfer.id, 0.0) + op_flops(graph, op)
+        together = latest.get(op.region, ()) if traits(op.kind).matmul else ()
+        total = sum(graph.tensors[transfer.tensor].aval.bytes for transfer in together)
+        for transfer in together:
+            part = 1.0 if in_loops else graph.tensors[transfer.tensor].aval.bytes / total
+            found[transfer.id] = found.get(transfer.id, 0.0) + part * op_flops(graph, op)
         latest[op.region] = made.get(op.id, latest.get(op.region, []))
     return found
+
+
+def _combined_at(graph: Graph, made: Mapping[int, list[Transfer]], combined_bytes: float) -> dict[int, list[Transfer]]:
+    """Sums by the op that makes the last of those with which they are combined, given by the op that makes each."""
+    found: dict[int, list[Transfer]] = {}
+    together: list[Transfer] = []
+    size, last = 0.0, 0
+    for op in sorted(made):
+        more = sum(graph.tensors[transfer.tensor].aval.bytes for transfer in made[op])
+        if together and size + more > combined_bytes:
+            found[last] = together
+            together, size = [], 0.0
+        together, size, last = [*together, *made[op]], size + more, op
+    return {**found, last: together} if together else found
 
 
 @final

@@ -75,7 +75,7 @@ def savings_of(
             flow,
             reads if compiler.runs("async-all-gather") else {},
             enough,
-            flops_after_sums(graph, flow, in_loops=by_sparse_cores)
+            flops_after_sums(graph, flow, in_loops=by_sparse_cores, combined_bytes=compiler.combined_bytes)
             if by_sparse_cores or compiler.runs("async-all-reduce")
             else {},
         ),

@@ -57,17 +57,39 @@ def test_sums_that_something_else_reads_stay_apart() -> None:
     assert not reassociated(read_twice, X, W, W)
 
 
-@pytest.mark.parametrize(("chip", "hidden"), [("v5e", False), ("v6e", True), ("h100", True)])
-def test_sums_that_no_matmul_waits_for_are_hidden_by_those_behind_them(chip: str, hidden: bool) -> None:
+@pytest.mark.parametrize(
+    ("chip", "width", "hidden"),
+    [("v5e", WIDTH, False), ("v6e", WIDTH, True), ("h100", 16 * WIDTH, True), ("h100", WIDTH, False)],
+)
+def test_sums_that_no_matmul_waits_for_are_hidden_by_those_behind_them(chip: str, width: int, hidden: bool) -> None:
+    """On GPUs small ones are combined with what is summed last, behind which there is nothing."""
+
     def gradients(w: Any, x: Any) -> Any:
         hidden = jnp.tanh(x @ w[0])
         return x.T @ hidden, hidden @ w[1]
 
-    graph = build_graph(trace(gradients, ((W, W), X)))
+    weights = (shape(width, width),) * 2
+    graph = build_graph(trace(gradients, (weights, shape(ROWS, width))))
     found = model_of(graph, pinned_outputs=frozenset(), kept=frozenset(), compiler=compiler_of(CHIPS[chip]))
     product = graph.of_kinds(("dot_general",))[1].results[0]
     (summed,) = (t.id for t in found.flow.transfers if t.reduced and t.tensor == product)
-    assert found.savings.overlap_flops.get(summed, 0.0) == (2 * ROWS * WIDTH**2 if hidden else 0.0)
+    assert found.savings.overlap_flops.get(summed, 0.0) == (2 * ROWS * width**2 if hidden else 0.0)
+
+
+def test_sums_of_gpus_that_are_combined_begin_with_the_last_of_them() -> None:
+    """Of four gradients of 50 MB two are combined, and have each half of the matmuls behind the second of them."""
+
+    def gradients(w: Any, x: Any) -> Any:
+        return [x.T @ (x @ one) for one in w]
+
+    width = 5 * WIDTH
+    graph = build_graph(trace(gradients, ([shape(width, width)] * 4, shape(ROWS, width))))
+    found = model_of(graph, pinned_outputs=frozenset(), kept=frozenset(), compiler=compiler_of(CHIPS["h100"]))
+    products = [op.results[0] for op in graph.of_kinds(("dot_general",))][1::2]
+    sums = {t.tensor: t.id for t in found.flow.transfers if t.reduced}
+    hidden = [found.savings.overlap_flops.get(sums[product], 0.0) for product in products]
+    each = 2 * ROWS * width**2
+    assert hidden == [2 * each, 2 * each, 0.0, 0.0]
 
 
 def test_sums_that_no_matmul_waits_for_are_combined() -> None:
