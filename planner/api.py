@@ -176,11 +176,9 @@ def plan(
     def resolve(chosen: Options) -> PlanRequest:
         return resolve_request_by_all("planner.plan", fn, example_args, place, chosen, wanted)
 
-    return (
-        planned_as_named_or_freed(resolve, options)
-        if options.annotations == "free"
-        else planned_or_kept(resolve(options))
-    )
+    if options.annotations == "free":
+        return planned_as_named_or_freed(resolve, options)
+    return planned_or_kept(resolve(options))
 
 
 @_public

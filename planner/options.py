@@ -123,8 +123,8 @@ class Options:
     them out, so that the planner may find a better mesh and better specs. Such are `with_sharding_constraint`, logical
     constraints of Flax under their rules, shardings of inner `jit`s, and `shard_map`s, which "free" opens to what they
     compute on global arrays. The notes say how many and where, and which `shard_map`s cannot be opened and stay. `plan`
-    also searches with them, where their mesh is of as many devices, and hands over the better of both. A `pmap` is free
-    either way, and so is what names a mesh of one device. `audit` prices both.
+    also searches with them, where the devices are enough for their mesh, and hands over the better of both. A `pmap` is
+    free either way, and so is what names a mesh of one device. `audit` prices both.
 
     `seed`: of everything random in the solver and in verification.
 

@@ -22,7 +22,7 @@ Resolve = Callable[[Options], PlanRequest]
 def planned_as_named_or_freed(resolve: Resolve, options: Options) -> Plan:
     """The better plan of two, by the objective: without the placements that the program names, and with them.
 
-    Where it names none, or such as cannot hold here (a mesh of other devices, other pins), the one without. Each search
+    Where it names none, or such as cannot hold here (a mesh of more devices, other pins), the one without. Each search
     has half of the time limit.
 
     Raises: what `planned_or_kept` raises, of the search without them, where neither has a plan.
@@ -37,7 +37,7 @@ def planned_as_named_or_freed(resolve: Resolve, options: Options) -> Plan:
         return planned_or_kept(freed)
     without = _planned(freed)
     if isinstance(without, Exception):
-        return _noted(with_them, f"kept: without them {_first_sentence(without)}")
+        return _noted(with_them, f"kept: without them {str(without).partition('. ')[0]}")
     unit = UNITS[freed.variants.request.objective]
     values = [plan.decision.certificate.value for plan in (with_them, without)]
     told = "with them the plan found takes {}, without them {}".format(*(quantity(value, unit) for value in values))
@@ -65,7 +65,3 @@ def _planned(request: PlanRequest) -> Plan | CompileError | InfeasibleError:
 def _noted(plan: Plan, what: str) -> Plan:
     note = f"the placements that the function names itself, which annotations='free' leaves to the planner, are {what}"
     return plan.with_notes((*plan.notes, note))
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).partition(". ")[0]

@@ -93,32 +93,43 @@ def flops_after_sums(graph: Graph, flow: Flow, *, in_loops: bool, combined_bytes
         if not in_loops and graph.regions[transfer.region].parent is not None:
             continue
         made.setdefault(graph.tensors[transfer.tensor].producer or 0, []).append(transfer)
-    if not in_loops:
-        made = _combined_at(graph, made, combined_bytes)
+    if in_loops:
+        parts = {op: dict.fromkeys((transfer.id for transfer in sums), 1.0) for op, sums in made.items()}
+    else:
+        parts = _parts_of_combined(graph, made, combined_bytes)
     found: dict[int, float] = {}
-    latest: dict[int, list[Transfer]] = {}
+    latest: dict[int, dict[int, float]] = {}
     for op in graph.ops:
-        together = latest.get(op.region, ()) if traits(op.kind).matmul else ()
-        total = sum(graph.tensors[transfer.tensor].aval.bytes for transfer in together)
-        for transfer in together:
-            part = 1.0 if in_loops else graph.tensors[transfer.tensor].aval.bytes / total
-            found[transfer.id] = found.get(transfer.id, 0.0) + part * op_flops(graph, op)
-        latest[op.region] = made.get(op.id, latest.get(op.region, []))
+        following = latest.get(op.region, {}) if traits(op.kind).matmul else {}
+        for transfer, part in following.items():
+            found[transfer] = found.get(transfer, 0.0) + part * op_flops(graph, op)
+        if op.id in parts:
+            latest[op.region] = parts[op.id]
     return found
 
 
-def _combined_at(graph: Graph, made: Mapping[int, list[Transfer]], combined_bytes: float) -> dict[int, list[Transfer]]:
-    """Sums by the op that makes the last of those with which they are combined, given by the op that makes each."""
-    found: dict[int, list[Transfer]] = {}
-    together: list[Transfer] = []
-    size, last = 0.0, 0
+def _parts_of_combined(
+    graph: Graph, made: Mapping[int, list[Transfer]], combined_bytes: float
+) -> dict[int, dict[int, float]]:
+    """By the op that makes the last of several sums that are combined the part of each, from the sums by their op."""
+    groups: list[dict[int, float]] = []
+    ends: list[int] = []
+    size = 0.0
     for op in sorted(made):
-        more = sum(graph.tensors[transfer.tensor].aval.bytes for transfer in made[op])
-        if together and size + more > combined_bytes:
-            found[last] = together
-            together, size = [], 0.0
-        together, size, last = [*together, *made[op]], size + more, op
-    return {**found, last: together} if together else found
+        sizes = {transfer.id: float(graph.tensors[transfer.tensor].aval.bytes) for transfer in made[op]}
+        more = sum(sizes.values())
+        size += more
+        if not groups or size > combined_bytes:
+            groups.append({})
+            ends.append(op)
+            size = more
+        groups[-1] |= sizes
+        ends[-1] = op
+    totals = [max(sum(group.values()), 1.0) for group in groups]
+    return {
+        end: {transfer: size / total for transfer, size in group.items()}
+        for end, group, total in zip(ends, groups, totals, strict=True)
+    }
 
 
 @final

@@ -307,7 +307,7 @@ def _read_until(program: CompiledProgram, op: Op) -> int:
     if op.kind in ENTERING:
         return program.spans[op.region][1]
     through = (program.last_use[tensor] for tensor in op.results if not program.materialized[tensor])
-    return max(program.scheduled_at.get(op.id, op.id) + 1, *through, 0)
+    return max([program.scheduled_at.get(op.id, op.id) + 1, *through])
 
 
 def _updates(graph: Graph, flow: Flow) -> set[tuple[int, int | None]]:

@@ -183,7 +183,7 @@ def test_operands_with_halos_are_materialized_until_the_gradient_of_the_kernel()
     assert set(charge.bytes.tolist()) == {0.0, part * (1 + 2 / 128)}
 
 
-def test_a_copy_that_a_pass_reads_stands_until_the_matmuls_have_read_what_that_passes_on() -> None:
+def test_a_copy_lives_until_the_matmuls_have_read_what_a_fused_op_computes_of_it() -> None:
     """The outer product is computed where it is read, by both matmuls, from the copy of `x` that was fetched for it."""
 
     def both(x: jax.Array, s: jax.Array, up: jax.Array, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
