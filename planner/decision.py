@@ -15,7 +15,7 @@ from planner.prediction import Predicted
 from planner.printing.parts import Part, table_of
 from planner.printing.printed import Printed
 from planner.program.form import AS_WRITTEN, Form
-from planner.program.slots import Slot
+from planner.program.slots import Refetch, Slot
 from planner.program.tracing.traced import Annotations, Leaf
 from planner.units import quantity
 
@@ -164,11 +164,12 @@ class Decision:
     `fingerprint` identifies the traced program the places belong to, in the `form` in which it is computed; `arguments` and
     `results` are its leaves, and `in_tree` says how the leaves lie in the user's arguments, as the JSON of
     `plan_file.treedef`. `keywords` are the names of the arguments that are given by keyword: they are the last ones.
-    `compiler_options` are those of the compiler of the topology's platform with which the prediction holds. `named` are
-    those of its `intermediates` that the program names with `checkpoint_name`, `logical` the plan in terms of the indices
-    that run through it. `choice` is the strategy chosen for every node of the problem that `request` states on this mesh.
-    `refined` says how it was chosen where compilers or runs had a say, `tried` the meshes of the search in its order,
-    `jax_version` the release by which it was made.
+    `compiler_options` are those of the compiler of the topology's platform with which the prediction holds. `refetched` are
+    the operands that are fetched again, instead of being held from an earlier reader on: their own constraints are laid on
+    what waits for another value. `named` are those of its `intermediates` that the program names with `checkpoint_name`,
+    `logical` the plan in terms of the indices that run through it. `choice` is the strategy chosen for every node of the
+    problem that `request` states on this mesh. `refined` says how it was chosen where compilers or runs had a say, `tried`
+    the meshes of the search in its order, `jax_version` the release by which it was made.
 
     `replicated` are the ops that were placed whole because no rule says how to split them, `by_shardy` those that have no
     rule of ours and were placed by that of Shardy's registry, `guessed` those whose work nobody says: they count one
@@ -191,6 +192,7 @@ class Decision:
     keywords: tuple[str, ...] = ()
     compiler_options: Mapping[str, str] = field(default_factory=dict[str, str])
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
+    refetched: Mapping[Slot, Refetch] = field(default_factory=dict[Slot, Refetch])
     intermediates: Mapping[str, PartitionSpec]
     named: tuple[str, ...] = ()
     logical: LogicalAxes = NO_AXES
@@ -205,3 +207,8 @@ class Decision:
     refined: Refined | None = None
     tried: tuple[Tried, ...] = ()
     jax_version: str
+
+    @property
+    def apart_above(self) -> float:
+        """The bytes above which equal copies are fetched again (see `MemoryModel`): those that the plan keeps to."""
+        return self.predicted.peak_bytes if self.refetched else self.request.memory_limit

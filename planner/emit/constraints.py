@@ -21,19 +21,23 @@ from planner.pricing.candidates.specs import to_spec
 from planner.pricing.reshards.reshard import Step
 from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
-from planner.program.slots import Slot, operand_slot, result_slot
+from planner.program.slots import Refetch, Slot, operand_slot, result_slot
 from planner.rules.primitives import kinds_where, traits
 from planner.rules.sliding import is_grouped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Emission:
-    """A plan in the program's own terms: specs of arguments and results, and those to lay on places in between."""
+    """A plan in the program's own terms: specs of arguments and results, and those to lay on places in between.
+
+    `refetched` as in `Decision`.
+    """
 
     mesh_shape: Mapping[str, int]
     in_specs: tuple[PartitionSpec, ...]
     out_specs: tuple[PartitionSpec, ...]
     constraints: Mapping[Slot, tuple[PartitionSpec, ...]]
+    refetched: Mapping[Slot, Refetch]
 
 
 def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
@@ -70,6 +74,7 @@ def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
                 at_once = first.kind == "all-reduce" or (first.kind == "reduce-scatter" and not apart)
                 chain = laid if at_once else (made, *laid)
             constraints[result_slot(op, position)] = chain
+    refetched: dict[Slot, Refetch] = {}
     through = dict(flow.fetched)
     into = {t.target: t for t in flow.transfers if not t.reads and t.output is None and not t.reduced}
     for transfer in flow.transfers:
@@ -79,7 +84,7 @@ def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
             if not graph.tensors[transfer.tensor].aval.shape:
                 continue
             chain = layouts.get(transfer.id, ())
-            fetched = into.get(through.get((op_id, position), -1))
+            fetched, at_home = into.get(through.get((op_id, position), -1)), False
             if fetched is not None:
                 at_home = compiler.runs("read-as-stored") and chosen.at(
                     transfer.target, transfer.target_dims
@@ -88,6 +93,10 @@ def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
                 chain = wanted if at_home else (*layouts.get(fetched.id, ()), *chain)
             if chain:
                 constraints[operand_slot(graph.ops[op_id], position)] = chain
+            behind = chosen.refetched.get(transfer.id)
+            if behind is not None and not at_home:
+                shared = len(chain) - len(layouts.get(transfer.id, ()))
+                refetched[operand_slot(graph.ops[op_id], position)] = Refetch(shared, _slot_of(graph, behind))
     _hold_readers(chosen, {t.tensor for t in flow.transfers if t.reads and t.id in layouts}, constraints)
     _hold_windows(chosen, constraints)
     _hold_terms(chosen, constraints)
@@ -104,7 +113,14 @@ def place(chosen: Chosen, compiler: CompilerModel) -> Emission:
         in_specs=in_specs,
         out_specs=tuple(map(chosen.returned, range(len(graph.outputs)))),
         constraints=constraints,
+        refetched=refetched,
     )
+
+
+def _slot_of(graph: Graph, tensor: int) -> Slot:
+    """The place of what an op makes."""
+    maker = graph.ops[graph.tensors[tensor].producer or 0]
+    return result_slot(maker, maker.results.index(tensor))
 
 
 def _onto_batch(chosen: Chosen, op: Op, position: int, scatter: Step) -> bool:

@@ -14,7 +14,6 @@ from planner.emit.by_hand import ADDING, by_hand, chosen_split
 from planner.prediction import Collective, Predicted
 from planner.pricing.assignment import Chosen
 from planner.pricing.instance import Instance
-from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.memory.rematerialization import compiled_peak
 from planner.pricing.op_cost import fetches
 from planner.pricing.reshards.shares import SUMMING
@@ -89,10 +88,9 @@ def _host_bytes(chosen: Chosen, tensor: int) -> float:
 
 
 def _peak_bytes(chosen: Chosen, chip: Chip, argument_bytes: float) -> float:
-    memory = MemoryModel(instance=chosen.instance)
     if not chosen.instance.model.compiler.runs("rematerialization"):
-        return float(memory.profile(chosen.choice).max())
-    return compiled_peak(memory, chosen.choice, argument_bytes=argument_bytes, hbm_bytes=float(chip.hbm_bytes))
+        return float(chosen.memory.profile(chosen.choice).max())
+    return compiled_peak(chosen.memory, chosen.choice, argument_bytes=argument_bytes, hbm_bytes=float(chip.hbm_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +149,10 @@ def _of_transfers(chosen: Chosen) -> dict[int, list[Collective]]:
         found = runs[transfer.id] = []
         for position, step in enumerate(steps):
             # Of equal first moves of a tensor the compiler keeps one, of later ones one for each body that is called.
+            # One that waits for something is no other's equal.
             moves.append((step.kind, step.mask, step.layout))
             later = position > 0 or transfer.source in copied
-            key = (transfer.region, body if later else None, transfer.tensor, *moves)
+            key = (transfer.region, body if later else None, transfer.tensor, chosen.refetched.get(transfer.id), *moves)
             if step.kind is None or key in seen:
                 continue
             seen.add(key)

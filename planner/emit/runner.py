@@ -174,7 +174,9 @@ class Runner:
         sums = loop_sums(graph, laid, mesh)
         by_hand = {**exchanges(graph, laid, mesh), **kernels(graph, laid, mesh), **parts, **sums.terms}
         apart = DISTINCT_STACKS if compiler.runs("distinct-stacks") else 0
-        run = constrained(self.program, edits, by_hand, sums.around, distinct_stacks=apart)
+        run = constrained(
+            self.program, edits, by_hand, sums.around, refetched=self._decision.refetched, distinct_stacks=apart
+        )
         run = _taking_from_hosts(run, self.program.form.hosted)
         return (lambda *leaves: list(map(with_axes, run(*leaves), self.out_shardings))) if types else run
 

@@ -73,7 +73,7 @@ class Alternatives:
 
     `problem_of_program` is the problem for any mesh, `instance` that on the plan's.
     `minimised` is its objective, `limit_bytes` its memory limit per device, `platform` that of the chips it is for; `saved`
-    are the values that a backward pass reads.
+    are the values that a backward pass reads, `apart_above` as in `MemoryModel`.
     """
 
     problem_of_program: PlanningProblem
@@ -81,6 +81,7 @@ class Alternatives:
     choice: Sequence[int]
     minimised: str
     limit_bytes: float
+    apart_above: float
     function_name: str
     platform: str
     saved: SavedValues
@@ -96,12 +97,15 @@ class Alternatives:
     @cached_property
     def chosen(self) -> Chosen:
         """The plan's choice."""
-        return Chosen(instance=self.instance, choice=tuple(self.choice))
+        return self._of(self.choice)
+
+    def _of(self, choice: Sequence[int]) -> Chosen:
+        return Chosen(instance=self.instance, choice=tuple(choice), apart_above=self.apart_above)
 
     @cached_property
     def memory(self) -> MemoryModel:
         """What is held, and when."""
-        return MemoryModel(instance=self.instance)
+        return MemoryModel(instance=self.instance, apart_above=self.apart_above)
 
     @cached_property
     def network(self) -> OpGraph:
@@ -214,7 +218,7 @@ class Alternatives:
     def _baseline(self, found: Marginals, mine: int) -> Chosen:
         """What alternatives are compared with: the plan, unless a memory limit keeps it from the best it could be."""
         limited = found.values[mine] < self.value * (1 - CHEAPER) and self.minimised != "memory"
-        return Chosen(instance=self.instance, choice=found.choice(mine)) if limited else self.chosen
+        return self._of(found.choice(mine)) if limited else self.chosen
 
     def _reason(self, baseline: Chosen, other: Sequence[int], alternative: Alternative) -> Reason | None:
         """What a plan has more than the baseline: in what was minimised, or else in memory above the limit."""
@@ -225,7 +229,7 @@ class Alternatives:
         if alternative.value < self.value * (1 - CHEAPER) and self._peak(other) > self.limit_bytes:
             what = "more at the peak than the memory limit"
             return memory_reason(self.memory, self.choice, other, self.limit_bytes, what)
-        return cost_reason(baseline, Chosen(instance=self.instance, choice=tuple(other)), self._unit_of_costs)
+        return cost_reason(baseline, self._of(other), self._unit_of_costs)
 
     @property
     def _unit_of_costs(self) -> Literal["s", "J"]:

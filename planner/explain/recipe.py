@@ -103,7 +103,7 @@ def why_worse(plan: tuple[Chosen, Predicted], recipe: tuple[Chosen, Predicted], 
 
 
 def _memory(recipe: Chosen, limit: float) -> str:
-    memory = MemoryModel(instance=recipe.instance)
+    memory = MemoryModel(instance=recipe.instance, apart_above=limit)
     profile = memory.profile(recipe.choice)
     fullest = int(profile.argmax())
     name, size = memory.alive(fullest, recipe.choice)[0]

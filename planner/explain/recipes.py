@@ -81,7 +81,7 @@ class _Pricing:
         self._dims = LogicalDims(graph, self._model.grouping, self._model.flow)
         self._examples = self._examples_of_arguments()
         self._counted = {i for t, dim in self._examples.items() for i in self._dims.of(t)[dim]}
-        self._plan = self._priced(plan, MemoryModel(instance=plan.instance))
+        self._plan = self._priced(plan, MemoryModel(instance=plan.instance, apart_above=plan.apart_above))
 
     def all(self) -> Iterator[Recipe]:
         """All recipes, in the order of the module."""
@@ -121,7 +121,8 @@ class _Pricing:
         if shape[DATA] > 1 and not self._examples:
             raise InfeasibleError("no dim of its arguments was found that counts examples")
         instance = self._instance(self._problem.mesh(shape), stored=stored)
-        memory, limit = MemoryModel(instance=instance), self._problem.request.memory_limit
+        limit = self._problem.request.memory_limit
+        memory = MemoryModel(instance=instance, apart_above=limit)
         free = solve_shared(instance.problem, _solving(FREE_SECONDS))
         if free.choice is None:
             raise InfeasibleError("no choice was found in the time for it")
@@ -129,7 +130,7 @@ class _Pricing:
         if search.best is None:
             search.by_prices(_solving(LIMIT_SECONDS), cutoff=math.inf)
         best = search.best or min(search.met, key=lambda met: float(met.profile.max()))
-        return self._priced(Chosen(instance=instance, choice=best.choice), memory)
+        return self._priced(Chosen(instance=instance, choice=best.choice, apart_above=limit), memory)
 
     def _priced(self, chosen: Chosen, memory: MemoryModel) -> _Priced:
         request = self._problem.request

@@ -23,7 +23,7 @@ from planner.plan_file.codec import CONVERTER, MOST_INTEGER, as_json, from_json,
 from planner.plan_file.treedef import leaves_in_json
 from planner.pricing.candidates.specs import entries_of
 from planner.program.graph import Aval
-from planner.program.slots import Slot, SlotKind
+from planner.program.slots import Refetch, Slot, SlotKind
 from planner.program.spec_entries import parts_over
 from planner.program.tracing.traced import Leaf
 
@@ -67,6 +67,17 @@ class PlaceRow:
     specs: tuple[PartitionSpec, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefetchRow:
+    """An operand that is fetched again in a file, and the place of the result that it waits for."""
+
+    path: tuple[int | str, ...]
+    index: int
+    shared: int
+    behind_path: tuple[int | str, ...]
+    behind_index: int
+
+
 def record_of(decision: Decision) -> dict[str, Any]:
     """A decision as what JSON can tell; `decision_of` reads it back."""
     data: dict[str, Any] = as_json(decision)
@@ -79,6 +90,16 @@ def record_of(decision: Decision) -> dict[str, Any]:
     data["constraints"] = [
         {"at": at, "path": list(path), "index": index, "specs": specs}
         for (at, path, index), specs in data["constraints"].items()
+    ]
+    data["refetched"] = [
+        {
+            "path": list(path),
+            "index": index,
+            "shared": shared,
+            "behind_path": list(behind[1]),
+            "behind_index": behind[2],
+        }
+        for (_, path, index), (shared, behind) in decision.refetched.items()
     ]
     data["request"] = {REQUEST_NAMES.get(name, name): request[name] for name in request}
     return {"format": FORMAT, "version": VERSION, **{FILE_NAMES.get(name, name): data[name] for name in data}}
@@ -139,6 +160,13 @@ def _places(rows: Any, _: Any) -> dict[Slot, tuple[PartitionSpec, ...]]:
     return found
 
 
+def _refetched(rows: Any, _: Any) -> dict[Slot, Refetch]:
+    return {
+        ("operand", row.path, row.index): Refetch(row.shared, ("result", row.behind_path, row.behind_index))
+        for row in CONVERTER.structure(rows, tuple[RefetchRow, ...])
+    }
+
+
 def _topology(value: Any, _: Any) -> Topology:
     if not isinstance(value, Topology):
         raise ValueError("is a field that no plan has")
@@ -166,6 +194,7 @@ _read_decision = read_by_fields(
     results=override(struct_hook=_leaves),
     out_specs=override(rename="results", struct_hook=_specs),
     constraints=override(struct_hook=_places),
+    refetched=override(struct_hook=_refetched),
 )
 
 

@@ -117,4 +117,5 @@ def problem_of(request: PlanRequest, decision: Decision) -> PlanningProblem:
 
 def chosen(request: PlanRequest, decision: Decision) -> Chosen:
     """What a decision chose, with the problem of its mesh."""
-    return Chosen(instance=problem_of(request, decision).instance(decision.mesh_shape), choice=decision.choice)
+    instance = problem_of(request, decision).instance(decision.mesh_shape)
+    return Chosen(instance=instance, choice=decision.choice, apart_above=decision.apart_above)

@@ -161,7 +161,9 @@ class MeshCandidates:
     def _without_constraints(self) -> Decision:
         """The best plan of all, with the places of its arguments and results alone."""
         note = "emitted without constraints inside: the compiler may place that differently from the prediction"
-        bare = replace(self._tried[0], constraints={}, notes=(*self._tried[0].notes, *self._failures, note))
+        bare = replace(
+            self._tried[0], constraints={}, refetched={}, notes=(*self._tried[0].notes, *self._failures, note)
+        )
         self._tried.append(bare)
         return bare
 

@@ -25,7 +25,7 @@ def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:
     instance, choice = problem.instance(decision.mesh_shape), decision.choice
     counts = [len(strategies) for strategies in instance.strategies]
     fits = len(choice) == len(counts) and all(pick < count for pick, count in zip(choice, counts, strict=True))
-    chosen = Chosen(instance=instance, choice=choice)
+    chosen = Chosen(instance=instance, choice=choice, apart_above=decision.apart_above)
     if not fits or tuple(map(chosen.stored, problem.graph.inputs)) != decision.in_specs:
         raise ArgumentError(
             f"the plan of {decision.function_name} was made by another release of this planner, and cannot be "
@@ -37,6 +37,7 @@ def alternatives(problem: PlanningProblem, decision: Decision) -> Alternatives:
         choice=choice,
         minimised=problem.request.objective,
         limit_bytes=problem.request.memory_limit,
+        apart_above=decision.apart_above,
         function_name=decision.function_name,
         platform=problem.request.topology.chip.platform,
         saved=SavedValues(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -20,6 +21,7 @@ from planner.pricing.assignment import Chosen
 from planner.pricing.candidates.strategies import SEARCHED_AXES
 from planner.pricing.memory.donation import donations
 from planner.pricing.mesh import Shape
+from planner.printing.parts import count
 from planner.program.graph import Graph
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.tracing.gc_pause import paused
@@ -55,7 +57,7 @@ def decide(
     guessed = tuple(
         OpNote(op=op_name(op), name=op.name, source=op.source, trips=trips) for op, trips in guessed_in(graph)
     )
-    chosen = Chosen(instance=instance, choice=candidate.choice)
+    chosen = Chosen(instance=instance, choice=candidate.choice, apart_above=candidate.peak_bytes)
     share = _guessed_share(chosen) if guessed and request.objective != "memory" else None
     placement = place(chosen, COMPILERS[problem.target.platform])
     predicted = predict(chosen, request.topology)
@@ -79,6 +81,7 @@ def decide(
         in_specs=placement.in_specs,
         out_specs=placement.out_specs,
         constraints=placement.constraints,
+        refetched=placement.refetched,
         intermediates=intermediates,
         logical=logical_axes(program, chosen),
         named=tuple(
@@ -145,6 +148,12 @@ def _notes(problem: PlanningProblem, chosen: Chosen, shape: Shape, predicted: Pr
         yield (
             f"bringing the inputs from hosts takes {quantity(predicted.feed_seconds, 's')} per call, more than the "
             f"{quantity(predicted.seconds, 's')} of a call: devices will wait for them, however early they are fetched"
+        )
+    if chosen.refetched:
+        held = float(chosen.memory.profile(chosen.choice, apart_above=math.inf).max())
+        yield (
+            f"for {count(len(chosen.refetched), 'later reader')} an array is fetched again, as there is no room to hold "
+            f"what was fetched before: that would take {quantity(held, 'B')} per device"
         )
     spared = sum(chosen.prefetched_seconds.values())
     if spared >= WORTH_TELLING * predicted.seconds:

@@ -23,6 +23,7 @@ from planner.pricing.candidates.pins import exactly
 from planner.printing.parts import Part
 from planner.printing.printed import Printed
 from planner.program.graph import Graph
+from planner.program.graph import Path as Place
 from planner.program.jaxpr.canonicalize.carried_stacks import with_stacks_carried
 from planner.program.jaxpr.fingerprint import fingerprint
 from planner.program.jaxpr.flatten import build_graph
@@ -89,7 +90,7 @@ class LoadedPlan(Printed):
             return call.args, self._same_program(with_stacks_carried(program) if target.carries_stacks else program)
 
         def question(_: object) -> dict[str, str]:
-            specs = (decision.in_specs, decision.out_specs, decision.constraints)
+            specs = (decision.in_specs, decision.out_specs, decision.constraints, decision.refetched)
             laid = (decision.form, decision.mesh_shape, *specs, decision.compiler_options)
             digest = hashlib.sha256(repr((decision.fingerprint, *laid)).encode()).hexdigest()
             return {
@@ -226,6 +227,22 @@ def check_places(program: Program, decision: Decision) -> None:
                     f"{where} ({slot[0]} {slot[2]} at {list(slot[1])}) that it cannot have: it lays {spec} on an array of "
                     f"shape {list(shapes[slot])} over the mesh {dict(decision.mesh_shape)}; mend it, or plan again"
                 )
+    for slot, (shared, behind) in decision.refetched.items():
+        waits = behind in shapes and _comes_after(slot[1], behind[1])
+        if not waits or not 0 <= shared < len(decision.constraints.get(slot, ())):
+            raise PlanFileError(
+                f"the saved plan of {decision.function_name} fetches operand {slot[2]} at {list(slot[1])} again behind "
+                f"result {behind[2]} at {list(behind[1])}, for which it cannot wait; mend it, or plan again"
+            )
+
+
+def _comes_after(one: Place, other: Place) -> bool:
+    """Whether an equation stands behind another of the same body."""
+    match one, other:
+        case (*body, int(later)), (*same, int(earlier)):
+            return body == same and earlier < later
+        case _:
+            return False
 
 
 def _shapes(graph: Graph) -> dict[Slot, tuple[int, ...]]:

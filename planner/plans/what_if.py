@@ -90,7 +90,7 @@ def what_if(
     # The plan may take what memory it takes already.
     room = max(problem.roomy_limit, min(limit, decision.predicted.peak_bytes))
     start = _start(of, instance) if mesh is None or shape_key(shape) == shape_key(decision.mesh_shape) else None
-    found = _Search(MemoryModel(instance=instance), room, seed).best(start)
+    found = _Search(MemoryModel(instance=instance, apart_above=room), room, seed).best(start)
     candidate = Candidate(
         state=lambda: instance,
         choice=found.choice,
@@ -179,7 +179,7 @@ class _Search:
             choice=plan.choice,
             value=plan.value,
             bound=min(search.bound, plan.value),
-            peak_bytes=float(plan.profile.max()),
+            peak_bytes=float(self._memory.profile(plan.choice).max()),
             how="" if fits_free else " near the plan" if plan.choice in near else " by prices of memory",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from planner.decisions.decision_graph import Transfer
 from planner.pricing.candidates.specs import spec_of
 from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, axes_after_loop
+from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
 from planner.pricing.reshards.reshard import Step, reshard_steps
 from planner.pricing.reshards.shares import SUMMING, Shares, counted_kind, hideable, times_larger
@@ -38,10 +40,11 @@ class FedOnce(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chosen:
-    """An instance and one strategy of every node."""
+    """An instance and one strategy of every node; `apart_above` as in `MemoryModel`."""
 
     instance: Instance
     choice: tuple[int, ...]
+    apart_above: float = math.inf
     _located: dict[tuple[int, int, Dims], Location] = field(
         init=False, repr=False, default_factory=dict[tuple[int, int, Dims], Location]
     )
@@ -104,7 +107,17 @@ class Chosen:
     def _spec(self, tensor: int, location: Location) -> PartitionSpec:
         return spec_of(location, len(self.instance.model.graph.tensors[tensor].aval.shape), self.instance.mesh.names)
 
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """What is held, and when."""
+        return MemoryModel(instance=self.instance, apart_above=self.apart_above)
+
     # ------------------------------------------------------------ what moves, and what it takes
+
+    @cached_property
+    def refetched(self) -> Mapping[int, int]:
+        """The transfers that fetch again what others brought before, by the tensor that they wait for."""
+        return self.memory.refetched(self.choice)
 
     @cached_property
     def moves(self) -> tuple[tuple[Transfer, tuple[Step, ...]], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.program.graph import Op, Path
 
@@ -26,6 +26,14 @@ SlotKind = Literal["operand", "result", "invar", "outvar"]
 
 Slot = tuple[SlotKind, Path, int]
 """A place where a constraint can stand: an operand or result of an equation, or an input or output of a body."""
+
+
+class Refetch(NamedTuple):
+    """What an operand that is fetched again waits for: the result at `behind`, once the first `shared` of its constraints,
+    which others that read its array have too, are laid."""
+
+    shared: int
+    behind: Slot
 
 
 def operand_slot(op: Op, position: int) -> Slot:

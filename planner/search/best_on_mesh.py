@@ -211,7 +211,7 @@ def free_plan(
         note = "" if free.bound >= left else f"mesh {mesh}: nothing found within {seconds:.0f} s"
         return Outcome(candidate=None, bound=min(free.bound, cutoff), note=note)
     whole = looked.stated.whole()
-    memory = MemoryModel(instance=made.whole() if steps.steps else whole)
+    memory = MemoryModel(instance=made.whole() if steps.steps else whole, apart_above=limit_bytes * OVER)
     posed = Posed(whole=whole, memory=memory, free=free, steps=steps)
     postponed = Postponed(posed=posed, limit_bytes=limit_bytes, table_cache=solving.table_cache)
     if float(memory.profile(free.choice).max()) > limit_bytes * OVER:
@@ -236,7 +236,7 @@ def _of_all_nodes(found: Solution, shared: SharedInstance, steps: Chain) -> Solu
 
 def least_plan(instance: Instance, limit_bytes: float, solving: SolveOptions, *, best: float) -> Outcome:
     """The plan of a mesh of the smallest peak memory if that is below `best` bytes."""
-    memory = MemoryModel(instance=instance)
+    memory = MemoryModel(instance=instance, apart_above=0.0)
     floor = memory.floor_bytes()
     if floor >= best:
         return Outcome(candidate=None, bound=floor)
@@ -258,7 +258,7 @@ def least_plan(instance: Instance, limit_bytes: float, solving: SolveOptions, *,
 
 def best_of_peak(candidate: Candidate, least: Least, solving: SolveOptions) -> Candidate:
     """The best plan found in time of those that need no more than the least memory, as `least_plan` found it."""
-    memory = MemoryModel(instance=candidate.instance)
+    memory = MemoryModel(instance=candidate.instance, apart_above=0.0)
     free = solve_shared(candidate.instance.problem, solving.within(FREE_SHARE * solving.seconds))
     peak = least.peak_bytes
     if free.choice is None or peak <= 0:  # as of arrays without elements, which no plan can move

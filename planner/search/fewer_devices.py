@@ -105,8 +105,9 @@ class _FewerDevices:
         old, new = best.instance.problem.evaluate(best.choice), instance.problem.evaluate(choice)
         if new > old + TIED * abs(old):
             return None
-        peak = float(MemoryModel(instance=instance).profile(choice).max())
-        if peak > (1 + TIED) * (best.peak_bytes if self.minimise_memory else max(self.limit_bytes, best.peak_bytes)):
+        limit = best.peak_bytes if self.minimise_memory else max(self.limit_bytes, best.peak_bytes)
+        peak = float(MemoryModel(instance=instance, apart_above=limit).profile(choice).max())
+        if peak > (1 + TIED) * limit:
             return None
         value = peak if self.minimise_memory else new
         return replace(best, state=lambda: instance, choice=choice, value=value, peak_bytes=peak)

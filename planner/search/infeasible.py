@@ -75,7 +75,7 @@ def no_fit(
     for shape in sorted(meshes, key=lambda shape: max(shape.values())):
         if math.prod(shape.values()) < most or (best is not None and solving.deadline.passed):
             continue
-        memory = MemoryModel(instance=problem.instance(shape))
+        memory = MemoryModel(instance=problem.instance(shape), apart_above=0.0)
         least = math.inf if best is None else best[1].peak_bytes
         if memory.floor_bytes() >= least:
             continue
@@ -96,7 +96,7 @@ def no_fit(
     spent = min(max(clock.elapsed, LEAST_OFFER_SECONDS), OFFER_SECONDS)
     names = tuple(memory.describe(point) for point in points)
     top = int(memory.profile(found.choice).argmax())
-    chosen = Chosen(instance=memory.instance, choice=tuple(found.choice))
+    chosen = Chosen(instance=memory.instance, choice=tuple(found.choice), apart_above=0.0)
     more = more_devices(problem, memory, limit_bytes, solving.until(Deadline.after(spent)))
     offers = (*((more,) if more is not None else ()), *_donations(problem, chosen, found))
     largest = ", ".join(f"{name} takes {quantity(size, 'B')}" for name, size in memory.alive(top, found.choice)[:NAMED])

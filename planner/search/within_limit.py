@@ -93,7 +93,7 @@ class Within:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Plan:
-    """A plan met on the way: its choice, value and bytes at every point of the schedule."""
+    """A plan met on the way: its choice, value and bytes at every point of the schedule, where nothing is held for long."""
 
     choice: tuple[int, ...]
     value: float
@@ -167,7 +167,7 @@ class LimitSearch:
     def meet(self, choice: Sequence[int]) -> _Plan:
         """Takes a plan into account; returns it with its value and profile."""
         own = tuple(map(int, choice[: len(self.problem.node_costs)]))
-        plan = _Plan(choice=own, value=self.problem.evaluate(own), profile=self.memory.profile(own))
+        plan = _Plan(choice=own, value=self.problem.evaluate(own), profile=self.memory.profile(own, apart_above=0.0))
         self.met.append(plan)
         if plan.profile.max() <= self.limit * OVER and (self.best is None or plan.value < self.best.value):
             self.best = plan

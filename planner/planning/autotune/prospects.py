@@ -85,7 +85,8 @@ class Prospects:
         """The prospect of a plan found; at the prices as they are, whatever those were at which it was found."""
         plain = self._instance(candidate.instance.mesh.shape)
         promised = replace(candidate, state=lambda: plain)
-        chosen = Chosen(instance=plain, choice=tuple(map(int, candidate.choice)))
+        choice = tuple(map(int, candidate.choice))
+        chosen = Chosen(instance=plain, choice=choice, apart_above=candidate.peak_bytes)
         return Prospect(
             promise=promise_of(chosen, predict(chosen, self._problem.request.topology)),
             why=why,

@@ -6,7 +6,8 @@
                      + fetched copies alive at t: a transfer whose target holds more than its source keeps both
 
 Of transfers that bring one array into one form there is one copy, from the first of them to the last, as compilers gather
-it once. Rows and prices, which know two decisions at a time, count each by itself.
+it once; where that would take more than the memory there is, it is fetched again (`refetched`). Rows and prices, which know
+two decisions at a time, count each by itself.
 
 Results that reuse a donated argument's buffer add nothing. A row for a point t limits that sum; the fetched copies depend
 on two decisions, so a row brings, for each of them but the smallest, an auxiliary node that says whether the copy exists:
@@ -16,6 +17,7 @@ many bytes), tied to its target's spec. Prices need none: what a copy costs is a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,7 @@ from pbqp.problem import Edge, Problem, Row
 from pbqp.vectors import Floats, Indices
 from planner.compiler.analysis import Model
 from planner.compiler.schedule.live_ranges import Beside, Holdings, TensorForm
+from planner.compiler.schedule.refetched import waits_for
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.instance import Instance
 from planner.pricing.memory.copy_classes import Classes, Pairs, classes_of
@@ -142,6 +145,14 @@ class _Table:
         return np.flatnonzero((self.starts <= time) & (time < self.stops)).tolist()
 
 
+class _CopiesHeld(NamedTuple):
+    """By copy its bytes and until when it stands; by copy that is fetched again the tensor that this waits for."""
+
+    sizes: Floats
+    stops: Indices
+    refetched: Mapping[int, int]
+
+
 class _Alike(NamedTuple):
     """Copies that may be equal, by start: those with equal numbers `forms[offsets[copy] + choice of its target]` are."""
 
@@ -152,12 +163,14 @@ class _Alike(NamedTuple):
 
 @dataclass(kw_only=True)
 class MemoryModel:
-    """The memory of an instance."""
+    """The memory of an instance, in which copies that are equal are held as one up to `apart_above` bytes in all."""
 
     instance: Instance
+    apart_above: float = math.inf
     _ties: dict[tuple[int, int, Beside], tuple[Floats, Floats, Floats]] = field(
         init=False, default_factory=dict[tuple[int, int, Beside], tuple[Floats, Floats, Floats]]
     )
+    _waiting: dict[int, int | None] = field(init=False, default_factory=dict[int, "int | None"])
 
     @property
     def steps(self) -> int:
@@ -231,29 +244,84 @@ class MemoryModel:
             )
         )
 
-    def profile(self, choice: Sequence[int]) -> Floats:
-        """Bytes alive per device at every point of the schedule: shape (steps,)."""
+    def profile(self, choice: Sequence[int], *, apart_above: float | None = None) -> Floats:
+        """Bytes alive per device at every point of the schedule: shape (steps,). `apart_above`: by default the model's."""
         picks = np.asarray(choice, np.intp)
+        return self._profile(picks, self._copies_held(picks, self.apart_above if apart_above is None else apart_above))
+
+    def _profile(self, picks: Indices, copies: _CopiesHeld) -> Floats:
         change = np.zeros(self.steps + 1)
         self._charged.add(change, self._charged.bytes(picks))
-        sizes, stops = self._copies_held(picks)
-        np.add.at(change, self._copied[1].starts, sizes)
-        np.subtract.at(change, stops, sizes)
+        np.add.at(change, self._copied[1].starts, copies.sizes)
+        np.subtract.at(change, copies.stops, copies.sizes)
         return np.cumsum(change)[: self.steps]
 
-    def _copies_held(self, picks: Indices) -> tuple[Floats, Indices]:
-        """The bytes of every copy under a choice, and until when it stands: of equal ones the first, for all of them."""
+    def refetched(self, choice: Sequence[int]) -> dict[int, int]:
+        """The transfers that fetch what others brought before, instead of holding it, by the tensor that they wait for."""
+        found = self._copies_held(np.asarray(choice, np.intp), self.apart_above).refetched
+        return {self.instance.model.copied.transfers[copy].id: tensor for copy, tensor in found.items()}
+
+    def _copies_held(self, picks: Indices, apart_above: float) -> _CopiesHeld:
+        """The copies under a choice: of equal ones the first, for all of them, or for those up to one that is refetched."""
         sources, targets = self._copied
         needed = self._pairs.needed(picks[sources.nodes], picks[targets.nodes])
         sizes, stops = np.where(needed, targets.bytes(picks), 0.0), targets.stops.copy()
         alike = self._alike
         there = alike.copies[needed[alike.copies]]
-        if len(there):
-            forms = alike.forms[alike.offsets[there] + picks[targets.nodes[there]]]
-            _, first, which = np.unique(forms, return_index=True, return_inverse=True)
-            np.maximum.at(stops, there[first[which.ravel()]], targets.stops[there])
-            sizes[np.delete(there, first)] = 0.0
-        return sizes, stops
+        if not len(there):
+            return _CopiesHeld(sizes, stops, {})
+        forms = alike.forms[alike.offsets[there] + picks[targets.nodes[there]]]
+        _, first, which = np.unique(forms, return_index=True, return_inverse=True)
+        one, until = sizes.copy(), stops.copy()
+        np.maximum.at(until, there[first[which.ravel()]], targets.stops[there])
+        one[np.delete(there, first)] = 0.0
+        held = _CopiesHeld(one, until, {})
+        if math.isinf(apart_above):
+            return held
+        profile = self._profile(picks, held)
+        if not (profile > apart_above).any():
+            return held
+        return self._apart(_CopiesHeld(sizes, stops, {}), there, which.ravel(), profile, apart_above)
+
+    def _apart(
+        self, held: _CopiesHeld, there: Indices, forms: Indices, profile: Floats, apart_above: float
+    ) -> _CopiesHeld:
+        """Of equal copies the first, up to one that is refetched as there is no room till then: those held longest first.
+
+        `there` are the copies in their order, equal where their `forms` are, `profile` what is held if none is refetched.
+        """
+        tensors, starts = self.instance.model.graph.tensors, self._copied[1].starts
+        gaps: list[tuple[int, int, int]] = []
+        latest: dict[int, int] = {}
+        for copy, form in zip(there.tolist(), forms.tolist(), strict=True):
+            until, start = latest.get(form, self.steps), int(starts[copy])
+            if start > until:
+                gaps.append((until, start, copy))
+            latest[form] = max(latest.get(form, 0), int(held.stops[copy]))
+        waiting: dict[int, int] = {}
+        for until, start, copy in sorted(gaps, key=lambda gap: gap[0] - gap[1]):
+            behind = self._waits_for(copy) if (profile[until:start] > apart_above).any() else None
+            if behind is not None and (tensors[behind].producer or 0) >= until:
+                waiting[copy] = behind
+                profile[until:start] -= held.sizes[copy]
+        standing: dict[int, int] = {}
+        for copy, form in zip(there.tolist(), forms.tolist(), strict=True):
+            if copy in waiting or form not in standing:
+                standing[form] = copy
+                continue
+            first = standing[form]
+            held.stops[first] = max(held.stops[first], held.stops[copy])
+            held.sizes[copy] = 0.0
+            if first in waiting:
+                waiting[copy] = waiting[first]
+        return held._replace(refetched=waiting)
+
+    def _waits_for(self, copy: int) -> int | None:
+        """The tensor that a copy's transfer can wait for if it fetches again."""
+        if copy not in self._waiting:
+            model = self.instance.model
+            self._waiting[copy] = waits_for(model.compiled, model.copied.transfers[copy].reads)
+        return self._waiting[copy]
 
     @cached_property
     def _alike(self) -> _Alike:
@@ -303,10 +371,10 @@ class MemoryModel:
             for i, charge in enumerate(self.charges)
             if charge.start <= time < charge.stop
         ]
-        sizes, stops = self._copies_held(np.asarray(choice, np.intp))
+        held = self._copies_held(np.asarray(choice, np.intp), self.apart_above)
         found += [
             (f"a fetched copy of {tensors[copy.transfer.tensor].name}", float(size))
-            for copy, size, stop in zip(self.copies, sizes, stops, strict=True)
+            for copy, size, stop in zip(self.copies, held.sizes, held.stops, strict=True)
             if copy.start <= time < stop
         ]
         return sorted(found, key=lambda part: (-part[1], part[0]))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import jax.extend.core as jex_core
+from jax import lax
 
 from planner.program.graph import Path
 from planner.program.jaxpr.bodies import Place, body_path, opened, with_bodies, with_fields
@@ -15,7 +16,7 @@ from planner.program.jaxpr.calls import call_like, equations_by
 from planner.program.jaxpr.distinct_stacks import with_distinct_stacks
 from planner.program.jaxpr.placements.meshless import as_function, constraint_equation, is_placement
 from planner.program.jaxpr.variables import called, fresh_var
-from planner.program.slots import Slot
+from planner.program.slots import Refetch, Slot
 from planner.program.tracing.traced import Program
 
 
@@ -43,16 +44,17 @@ def constrained(
     replacements: Replacements | None = None,
     around: Mapping[Path, Around] | None = None,
     *,
+    refetched: Mapping[Slot, Refetch] | None = None,
     distinct_stacks: int = 0,
 ) -> Callable[..., list[Any]]:
     """The program as a function of its flat arguments, with the shardings of `edits` laid on, bodies included.
 
     The operands of a replaced equation are laid as those of any other before its function sees them, and so are its
-    results; what goes `around` an equation comes between it and what is laid. Up to
-    `distinct_stacks` loops with stacks of one type have stacks of different shapes. The result is as differentiable as the
-    original: constraints are inserted as equations, nothing is interpreted.
+    results; what goes `around` an equation comes between it and what is laid. Operands that are `refetched` are laid by
+    themselves, behind a barrier. Up to `distinct_stacks` loops with stacks of one type have stacks of different shapes. The
+    result is as differentiable as the original: constraints are inserted as equations, nothing is interpreted.
     """
-    rewriter = Rewriter(edits=edits, replacements=replacements or {}, around=around or {})
+    rewriter = Rewriter(edits=edits, replacements=replacements or {}, around=around or {}, refetched=refetched or {})
     jaxpr = rewriter.rewrite(program.jaxpr, ())
     return as_function(with_distinct_stacks(jaxpr, distinct_stacks) if distinct_stacks else jaxpr)
 
@@ -64,6 +66,7 @@ class Rewriter:
     edits: Edits
     replacements: Replacements = field(default_factory=dict[Path, Callable[..., Sequence[Any]]])
     around: Mapping[Path, Around] = field(default_factory=dict[Path, Around])
+    refetched: Mapping[Slot, Refetch] = field(default_factory=dict[Slot, Refetch])
     keep_placements: bool = False
     """Whether constraints that the program holds itself stay."""
     templates: dict[tuple[Any, Any], Any] = field(default_factory=dict[tuple[Any, Any], Any])
@@ -117,7 +120,14 @@ class Rewriter:
             operands: list[Any] = []
             for i, atom in enumerate(eqn.invars):
                 shardings = () if isinstance(atom, jex_core.Literal) else self.edits(("operand", here, i))
-                operands.append(self._lay(called(atom, renamed), shardings, eqns, laid, like=eqn))
+                own, refetch = called(atom, renamed), self.refetched.get(("operand", here, i))
+                if refetch is not None and shardings:
+                    own = self._lay(own, shardings[: refetch.shared], eqns, laid, like=eqn)
+                    shardings = shardings[refetch.shared :]
+                    _, (*_, maker), position = refetch.behind
+                    behind = called(body.eqns[maker].outvars[position], renamed)
+                    own = _waiting(own, behind, eqns, laid, like=eqn)
+                operands.append(self._lay(own, shardings, eqns, laid, like=eqn))
             if not self.keep_placements and is_placement(eqn):
                 # What the program demands is part of the plan, and laid on by it.
                 renamed[eqn.outvars[0]] = self._lay(operands[0], self.edits(("result", here, 0)), eqns, laid, like=eqn)
@@ -157,6 +167,15 @@ class Rewriter:
 
     def _inside(self, here: Path, known: Sequence[Sequence[Any]] | None, inner: Any, place: Place) -> Any:
         return self.rewrite(inner, body_path(here, place), known)
+
+
+def _waiting(atom: Any, behind: Any, eqns: list[Any], laid: dict[Any, Any], *, like: Any) -> Any:
+    """Appends a barrier that gives out an atom once something else is there, too; one for all readers that wait for it."""
+    if (atom, behind) not in laid:
+        laid[atom, behind] = fresh_var(atom)
+        operands, results = [atom, behind], [laid[atom, behind]]
+        eqns += equations_by(lambda x, y: [lax.optimization_barrier((x, y))[0]], operands, results, like.source_info)[0]
+    return laid[atom, behind]
 
 
 def _applied(function: Callable[[Any], Any], operand: Any, result: Any, like: Any) -> list[Any]:
