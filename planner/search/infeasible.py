@@ -195,7 +195,7 @@ def more_devices(
         return None
     instance = memory.instance
     shape, devices = instance.mesh.shape, instance.mesh.num_devices
-    fewest = math.ceil(whole_bytes(instance.model) / limit_bytes)
+    fewest = math.ceil(whole_bytes(instance.model, devices * instance.mesh.on_chip_bytes) / limit_bytes)
     if fewest > MOST_TIMES * devices:
         return Offer(text=f"use at least {fewest} devices")
     for times in (1 << i for i in range(1, MOST_TIMES.bit_length())):

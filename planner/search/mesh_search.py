@@ -360,7 +360,8 @@ class _Alone:
         self.divisible = problem.request.objective != "energy"
         # Where there is one mesh only, nothing is to be saved.
         self.several, self.axes = len(meshes) > 1, tuple(meshes[0])
-        self.bytes = whole_bytes(problem.model) * (1 - WORTHWHILE) if self.several else 0.0
+        on_chips = self.most * problem.mesh(meshes[0]).on_chip_bytes
+        self.bytes = whole_bytes(problem.model, on_chips) * (1 - WORTHWHILE) if self.several else 0.0
 
     @cached_property
     def of_shapes(self) -> bool:

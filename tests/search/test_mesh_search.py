@@ -84,7 +84,7 @@ def test_strategies_may_be_taken_in_another_order(problem: PlanningProblem) -> N
 def test_what_cannot_fit_is_told_without_pricing_and_explained_when_it_is_asked_for(
     problem: PlanningProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = 0.9 * whole_bytes(problem.model) / 8
+    limit = 0.9 * whole_bytes(problem.model, 0.0) / 8
     how = SearchOptions(limit_bytes=limit, options=Options(time_limit_s=60.0), explained=False)
 
     def priced(*_: object) -> None:

@@ -35,7 +35,7 @@ from planner.compiler.schedule.refetched import waits_for
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.instance import Instance
 from planner.pricing.memory.copy_classes import Classes, Pairs, classes_of
-from planner.pricing.op_cost import stays_on_chip
+from planner.pricing.op_cost import SURELY_ON_CHIP, stays_on_chip
 from planner.pricing.reshards.alternatives import holds_several, local_extents
 
 LEFT_OUT = 1e-3
@@ -467,14 +467,19 @@ class MemoryModel:
         return f"memory at {ops[time].name}"
 
 
-def whole_bytes(model: Model) -> float:
+def whole_bytes(model: Model, on_chips_bytes: float) -> float:
     """Bytes alive at the fullest point of the schedule, paddings and copies aside, if nothing is split.
 
-    No plan on n devices needs less than an n-th of it on each.
+    No plan on n devices that have `on_chips_bytes` on their chips, all of them together, needs less than an n-th of it on
+    each: what may stay there does not count.
     """
     held, steps = model.held, model.compiled.steps + 1
     known = [(form.several, form.split, form.halo, form.inside) == (None,) * 4 for form in held.forms]
-    each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
+    stored = [form.aval.bytes > SURELY_ON_CHIP * on_chips_bytes / form.at_once for form in held.forms]
+    each = [
+        form.fraction * form.aval.bytes * (counts and stands)
+        for form, counts, stands in zip(held.forms, known, stored, strict=True)
+    ]
     sizes = np.asarray(each or [0.0])[held.form]
     change = np.zeros(steps + 1)
     np.add.at(change, held.starts, sizes)

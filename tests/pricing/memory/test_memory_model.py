@@ -9,12 +9,15 @@ import pytest
 from jax import lax
 
 from benchmarks.problems import least_time
+from pbqp.deadline import Deadline
+from pbqp.options import SolveOptions
 from pbqp.problem import Problem
 from pbqp.vectors import Floats
 from planner.machine.target import resolve
 from planner.pricing.memory.memory_model import LEFT_OUT, MemoryModel, whole_bytes
 from planner.program.tracing.gc_pause import paused
 from planner.program.tracing.trace import trace
+from planner.search.least_memory import Aim, least_memory
 from planner.search.problem import planning_problem
 from tests.problems import small_problem
 
@@ -118,8 +121,25 @@ def test_rows_leave_out_no_more_than_a_small_part_of_the_limit(name: str) -> Non
 
 def test_no_plan_on_n_devices_needs_less_than_an_nth_of_the_whole() -> None:
     memory = MemoryModel(instance=small_problem("deep").instance({"x": 4, "y": 2}))
-    least = whole_bytes(memory.instance.model) / 8
+    least = whole_bytes(memory.instance.model, 0.0) / 8
     assert all(memory.profile(choice).max() >= least * (1 - 1e-9) for choice in _choices(memory, 3))
+
+
+def test_what_may_stay_on_the_chips_counts_for_no_device() -> None:
+    def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for up, down in zip(weights[::2], weights[1::2], strict=True):
+            x = x + jnp.tanh(x @ up) @ down
+        return jnp.mean(x**2)
+
+    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in [(256, 2048), (2048, 256)] * 4]
+    target = resolve(None, "v5e:2x4")
+    program = trace(jax.grad(loss), (weights, jax.ShapeDtypeStruct((512, 256), jnp.float32)))
+    problem = planning_problem(program=program, target=target, request=least_time(target.topology, 16e9))
+    memory = MemoryModel(instance=problem.instance({"x": 8}))
+    solving = SolveOptions(deadline=Deadline.after(30.0))
+    found = least_memory(memory, _choices(memory, 1)[0], Aim(good_bytes=np.inf), solving)
+    on_chips = 8 * memory.instance.mesh.on_chip_bytes
+    assert whole_bytes(problem.model, on_chips) / 8 <= found.peak_bytes < whole_bytes(problem.model, 0.0) / 8
 
 
 def test_a_paused_collector_goes_on_as_it_was() -> None:
@@ -203,3 +223,20 @@ def test_a_copy_lives_until_the_matmuls_have_read_what_a_fused_op_computes_of_it
     copies = [copy for copy in memory.copies if read & set(copy.transfer.reads)]
     assert copies
     assert {copy.stop for copy in copies} == {max(op.id for op in matmuls) + 1}
+
+
+@pytest.mark.parametrize("name", ["deep", "moe"])
+def test_equal_copies_stand_apart_only_where_they_would_take_more(name: str) -> None:
+    memory = MemoryModel(instance=small_problem(name).instance({"x": 4, "y": 2}))
+    apart = 0
+    for choice in _choices(memory, 10):
+        most, least = memory.profile(choice), memory.profile(choice, apart_above=0.0)
+        assert np.all(least <= most * (1 + 1e-9))
+        for limit in (0.7 * most.max(), 0.9 * most.max(), most.max()):
+            found = memory.profile(choice, apart_above=limit)
+            assert np.all(found <= most * (1 + 1e-9))
+            assert np.all(found >= least * (1 - 1e-9))
+            # What is still above the limit could not be held for a shorter time.
+            assert np.allclose(found[found > limit * (1 + 1e-9)], least[found > limit * (1 + 1e-9)])
+        apart += bool(np.any(least < most * (1 - 1e-9)))
+    assert apart
