@@ -110,6 +110,13 @@ class Flow:
                 yield transfer.output, transfer.target, transfer.target_dims
 
 
+def read_as_stored(graph: Graph, flow: Flow) -> set[Read]:
+    """The reads by which arguments are made anew: a compiler may read them as they are stored, where others read a copy."""
+    made = ((graph.inputs[position], flow.home[graph.outputs[out]]) for out, position in graph.feeds.items())
+    updates = {(argument, home[0]) for argument, home in made if home is not None}
+    return {read for t in flow.transfers if (t.tensor, t.target) in updates for read in t.reads}
+
+
 def own_dims(shape: tuple[int, ...]) -> Dims:
     """The dims of a tensor that is placed on its own: one factor per dim, none for dims of size 1."""
     return tuple((i,) if extent > 1 else () for i, extent in enumerate(shape))

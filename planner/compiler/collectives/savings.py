@@ -13,7 +13,7 @@ from typing import TypeVar
 from planner.compiler.collectives.overlap import OverlapFlops, combined, flops_after_sums
 from planner.compiler.model import CompilerModel
 from planner.compiler.simplify.convert_mover import NarrowReads
-from planner.decisions.decision_graph import Flow, Read, Transfer
+from planner.decisions.decision_graph import Flow, Read, Transfer, read_as_stored
 from planner.decisions.groups import Grouping
 from planner.program.graph import Graph
 from planner.rules.primitives import kinds_where
@@ -64,6 +64,9 @@ def savings_of(
         served.setdefault(node, []).append(read)
     reads = {t.id: [*t.reads, *served.get(t.target, ())] for t in flow.transfers if not t.reduced and t.output is None}
     moved = {t.id: narrow.fraction(t.tensor, reads[t.id]) for t in flow.transfers if reads.get(t.id)}
+    # What is read as it is stored waits for no gather.
+    stored = read_as_stored(graph, flow) if compiler.runs("read-as-stored") else set[Read]()
+    waiting = {transfer: [read for read in of if read not in stored] for transfer, of in reads.items()}
     merged = reassociated(graph, grouping, flow) if compiler.runs("all-reduce-reassociate") else {}
     by_sparse_cores = compiler.runs("sparse-core-collectives")
     return Savings(
@@ -73,7 +76,7 @@ def savings_of(
         overlap_flops=OverlapFlops(
             graph,
             flow,
-            reads if compiler.runs("async-all-gather") else {},
+            waiting if compiler.runs("async-all-gather") else {},
             enough,
             flops_after_sums(graph, flow, in_loops=by_sparse_cores, combined_bytes=compiler.combined_bytes)
             if by_sparse_cores or compiler.runs("async-all-reduce")

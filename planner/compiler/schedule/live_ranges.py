@@ -21,7 +21,7 @@ from planner.compiler.collectives.shared_halos import halos_of
 from planner.compiler.layout.multiplied import Order
 from planner.compiler.program import CompiledProgram
 from planner.compiler.schedule.host_copies import host_copies
-from planner.decisions.decision_graph import Flow, Read, Transfer
+from planner.decisions.decision_graph import Flow, Read, Transfer, read_as_stored
 from planner.program.dataflow import reached, source_through
 from planner.program.graph import Aval, Body, Graph, Op
 from planner.program.slots import ENTERING, TAKEN_IN
@@ -282,13 +282,12 @@ def _copies(
     for read, node in flow.fetched:
         reads.setdefault(node, []).append(read)
     graph, ops = program.graph, program.graph.ops
-    read_by = {read: transfer.target for transfer in flow.transfers for read in transfer.reads}
-    updates = _updates(graph, flow) if program.compiler.runs("read-as-stored") else set[tuple[int, int | None]]()
+    stored = read_as_stored(graph, flow) if program.compiler.runs("read-as-stored") else set[Read]()
     for transfer in moving:
         if transfer.source == transfer.target or transfer.reduced:
             continue
         served = transfer.reads or tuple(reads.get(transfer.target, ()))
-        served = [read for read in served if (transfer.tensor, read_by.get(read)) not in updates] or served
+        served = [read for read in served if read not in stored] or served
         if not served:
             continue
         start = min(program.scheduled_at.get(op, op) for op, _ in served)
@@ -308,12 +307,6 @@ def _read_until(program: CompiledProgram, op: Op) -> int:
         return program.spans[op.region][1]
     through = (program.last_use[tensor] for tensor in op.results if not program.materialized[tensor])
     return max([program.scheduled_at.get(op.id, op.id) + 1, *through])
-
-
-def _updates(graph: Graph, flow: Flow) -> set[tuple[int, int | None]]:
-    """The arguments that are made anew, each with the node that does so: it reads them as they are stored, not a copy."""
-    made = ((graph.inputs[position], flow.home[graph.outputs[out]]) for out, position in graph.feeds.items())
-    return {(argument, home[0]) for argument, home in made if home is not None}
 
 
 def _gives_way(program: CompiledProgram, tensor: int, served: int) -> bool:

@@ -237,6 +237,23 @@ def test_a_gather_that_a_pass_reads_as_well_is_not_hidden() -> None:
     assert sorted(hidden) == [0.0, 0.0, 2.0 * ROWS * WIDTH**2]
 
 
+@pytest.mark.parametrize(("chip", "hidden"), [("h100", True), ("v5e", False)])
+def test_only_on_gpus_an_update_reads_a_weight_as_it_is_stored(chip: str, hidden: bool) -> None:
+    """There the gather for the matmul is hidden, though the update reads the weight as well."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            return jnp.sum(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1]))
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    graph = build_graph(trace(step, ((W, W), X), donate_argnums=0))
+    found = model_of(graph, pinned_outputs=frozenset(), kept=frozenset(), compiler=compiler_of(CHIPS[chip]))
+    fetched = {node for _, node in found.flow.fetched}
+    (gather,) = (t.id for t in found.flow.transfers if t.tensor == graph.inputs[1] and t.target in fetched)
+    assert (gather in found.savings.overlap_flops) is hidden
+
+
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1"])
 def test_gathers_of_weights_are_hidden(topology: str) -> None:
     """Rows and weights both split: every trip gathers its weights, beside a matmul that takes longer."""
