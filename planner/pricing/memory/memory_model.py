@@ -35,6 +35,7 @@ from planner.compiler.schedule.refetched import waits_for
 from planner.decisions.decision_graph import Transfer
 from planner.pricing.instance import Instance
 from planner.pricing.memory.copy_classes import Classes, Pairs, classes_of
+from planner.pricing.memory.equal_copies import CopiesHeld, Equal, apart, as_one
 from planner.pricing.op_cost import SURELY_ON_CHIP, stays_on_chip
 from planner.pricing.reshards.alternatives import holds_several, local_extents
 
@@ -145,14 +146,6 @@ class _Table:
         return np.flatnonzero((self.starts <= time) & (time < self.stops)).tolist()
 
 
-class _CopiesHeld(NamedTuple):
-    """By copy its bytes and until when it stands; by copy that is fetched again the tensor that this waits for."""
-
-    sizes: Floats
-    stops: Indices
-    refetched: Mapping[int, int]
-
-
 class _Alike(NamedTuple):
     """Copies that may be equal, by start: those with equal numbers `forms[offsets[copy] + choice of its target]` are."""
 
@@ -249,7 +242,7 @@ class MemoryModel:
         picks = np.asarray(choice, np.intp)
         return self._profile(picks, self._copies_held(picks, self.apart_above if apart_above is None else apart_above))
 
-    def _profile(self, picks: Indices, copies: _CopiesHeld) -> Floats:
+    def _profile(self, picks: Indices, copies: CopiesHeld) -> Floats:
         change = np.zeros(self.steps + 1)
         self._charged.add(change, self._charged.bytes(picks))
         np.add.at(change, self._copied[1].starts, copies.sizes)
@@ -261,67 +254,27 @@ class MemoryModel:
         found = self._copies_held(np.asarray(choice, np.intp), self.apart_above).refetched
         return {self.instance.model.copied.transfers[copy].id: tensor for copy, tensor in found.items()}
 
-    def _copies_held(self, picks: Indices, apart_above: float) -> _CopiesHeld:
-        """The copies under a choice: of equal ones the first, for all of them, or for those up to one that is refetched."""
+    def _copies_held(self, picks: Indices, apart_above: float) -> CopiesHeld:
+        """The copies under a choice: equal ones as one, up to those that are fetched again as memory is short."""
         sources, targets = self._copied
         needed = self._pairs.needed(picks[sources.nodes], picks[targets.nodes])
-        sizes, stops = np.where(needed, targets.bytes(picks), 0.0), targets.stops.copy()
-        alike = self._alike
+        sizes, alike = np.where(needed, targets.bytes(picks), 0.0), self._alike
         there = alike.copies[needed[alike.copies]]
         if not len(there):
-            return _CopiesHeld(sizes, stops, {})
-        forms = alike.forms[alike.offsets[there] + picks[targets.nodes[there]]]
-        _, first, which = np.unique(forms, return_index=True, return_inverse=True)
-        one, until = sizes.copy(), stops.copy()
-        np.maximum.at(until, there[first[which.ravel()]], targets.stops[there])
-        one[np.delete(there, first)] = 0.0
-        held = _CopiesHeld(one, until, {})
-        if math.isinf(apart_above):
+            return CopiesHeld(sizes, targets.stops, {})
+        equal = Equal(there, alike.forms[alike.offsets[there] + picks[targets.nodes[there]]])
+        held = as_one(sizes, targets.stops, equal)
+        if math.isinf(apart_above) or not ((profile := self._profile(picks, held)) > apart_above).any():
             return held
-        profile = self._profile(picks, held)
-        if not (profile > apart_above).any():
-            return held
-        return self._apart(_CopiesHeld(sizes, stops, {}), there, which.ravel(), profile, apart_above)
+        return apart((sizes, targets.starts, targets.stops), equal, self._waits_for, profile, apart_above)
 
-    def _apart(
-        self, held: _CopiesHeld, there: Indices, forms: Indices, profile: Floats, apart_above: float
-    ) -> _CopiesHeld:
-        """Of equal copies the first, up to one that is refetched as there is no room till then: those held longest first.
-
-        `there` are the copies in their order, equal where their `forms` are, `profile` what is held if none is refetched.
-        """
-        tensors, starts = self.instance.model.graph.tensors, self._copied[1].starts
-        gaps: list[tuple[int, int, int]] = []
-        latest: dict[int, int] = {}
-        for copy, form in zip(there.tolist(), forms.tolist(), strict=True):
-            until, start = latest.get(form, self.steps), int(starts[copy])
-            if start > until:
-                gaps.append((until, start, copy))
-            latest[form] = max(latest.get(form, 0), int(held.stops[copy]))
-        waiting: dict[int, int] = {}
-        for until, start, copy in sorted(gaps, key=lambda gap: gap[0] - gap[1]):
-            behind = self._waits_for(copy) if (profile[until:start] > apart_above).any() else None
-            if behind is not None and (tensors[behind].producer or 0) >= until:
-                waiting[copy] = behind
-                profile[until:start] -= held.sizes[copy]
-        standing: dict[int, int] = {}
-        for copy, form in zip(there.tolist(), forms.tolist(), strict=True):
-            if copy in waiting or form not in standing:
-                standing[form] = copy
-                continue
-            first = standing[form]
-            held.stops[first] = max(held.stops[first], held.stops[copy])
-            held.sizes[copy] = 0.0
-            if first in waiting:
-                waiting[copy] = waiting[first]
-        return held._replace(refetched=waiting)
-
-    def _waits_for(self, copy: int) -> int | None:
-        """The tensor that a copy's transfer can wait for if it fetches again."""
+    def _waits_for(self, copy: int, after: int) -> int | None:
+        """The tensor made after a time that a copy's transfer can wait for if it fetches again."""
+        model = self.instance.model
         if copy not in self._waiting:
-            model = self.instance.model
             self._waiting[copy] = waits_for(model.compiled, model.copied.transfers[copy].reads)
-        return self._waiting[copy]
+        tensor = self._waiting[copy]
+        return None if tensor is None or (model.graph.tensors[tensor].producer or 0) < after else tensor
 
     @cached_property
     def _alike(self) -> _Alike:
