@@ -105,7 +105,7 @@ class Alternatives:
     @cached_property
     def memory(self) -> MemoryModel:
         """What is held, and when."""
-        return MemoryModel(instance=self.instance, apart_above=self.apart_above)
+        return self.chosen.memory
 
     @cached_property
     def network(self) -> OpGraph:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from planner.decision import Request
 from planner.prediction import Predicted
 from planner.pricing.assignment import Chosen
-from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.mesh import mesh_text
 from planner.program.spec_entries import parts_over
 from planner.units import quantity
@@ -103,7 +102,7 @@ def why_worse(plan: tuple[Chosen, Predicted], recipe: tuple[Chosen, Predicted], 
 
 
 def _memory(recipe: Chosen, limit: float) -> str:
-    memory = MemoryModel(instance=recipe.instance, apart_above=limit)
+    memory = recipe.memory
     profile = memory.profile(recipe.choice)
     fullest = int(profile.argmax())
     name, size = memory.alive(fullest, recipe.choice)[0]

@@ -81,7 +81,7 @@ class _Pricing:
         self._dims = LogicalDims(graph, self._model.grouping, self._model.flow)
         self._examples = self._examples_of_arguments()
         self._counted = {i for t, dim in self._examples.items() for i in self._dims.of(t)[dim]}
-        self._plan = self._priced(plan, MemoryModel(instance=plan.instance, apart_above=plan.apart_above))
+        self._plan = self._priced(plan)
 
     def all(self) -> Iterator[Recipe]:
         """All recipes, in the order of the module."""
@@ -130,15 +130,15 @@ class _Pricing:
         if search.best is None:
             search.by_prices(_solving(LIMIT_SECONDS), cutoff=math.inf)
         best = search.best or min(search.met, key=lambda met: float(met.profile.max()))
-        return self._priced(Chosen(instance=instance, choice=best.choice, apart_above=limit), memory)
+        return self._priced(Chosen(instance=instance, choice=best.choice, apart_above=limit))
 
-    def _priced(self, chosen: Chosen, memory: MemoryModel) -> _Priced:
+    def _priced(self, chosen: Chosen) -> _Priced:
         request = self._problem.request
         predicted = predict(chosen, request.topology)
         return _Priced(
             chosen=chosen,
             predicted=predicted,
-            fits=float(memory.profile(chosen.choice).max()) <= request.memory_limit * OVER,
+            fits=float(chosen.memory.profile(chosen.choice).max()) <= request.memory_limit * OVER,
             value=objective_value(predicted, request.objective, chosen.instance.mesh.num_devices),
         )
 

@@ -150,9 +150,9 @@ def in_memory(array: Array, strategies: Strategies, mesh: Mesh) -> npt.NDArray[n
     return (elements > room) | (taken > mesh.on_chip_bytes)
 
 
-def stays_on_chip(local_bytes: Floats, at_once: float, mesh: Mesh) -> npt.NDArray[np.bool_]:
+def stays_on_chip(local_bytes: Floats, at_once: float, on_chip_bytes: float) -> npt.NDArray[np.bool_]:
     """Whether an array surely stays on a chip with all that is there at once: `at_once` bytes for each of its own."""
-    return local_bytes <= SURELY_ON_CHIP * mesh.on_chip_bytes / at_once
+    return local_bytes <= SURELY_ON_CHIP * on_chip_bytes / at_once
 
 
 def _room(array: Array, mesh: Mesh) -> float:

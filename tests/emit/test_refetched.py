@@ -97,7 +97,7 @@ def test_a_file_keeps_what_is_fetched_again(tight: planner.Plan, tmp_path: Path)
         lambda row: row.update(path=[9999]),
     ],
 )
-def test_what_cannot_wait_is_told_when_a_file_is_bound(
+def test_a_file_in_which_something_cannot_wait_is_rejected(
     tight: planner.Plan, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     tight.save(tmp_path / "plan.json")

@@ -27,7 +27,6 @@ from planner.pricing.assignment import Chosen
 from planner.pricing.bodies.body_memory import BodyMemory
 from planner.pricing.candidates.strategies import Strategies
 from planner.pricing.instance import Instance
-from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work, in_memory, local_bytes_of
 from planner.program.graph import Body, Op
@@ -85,7 +84,7 @@ def body_cost(alone: Instance) -> BodyCost:
 def _memory(chosen: Chosen) -> BodyMemory:
     """What a body holds, all of whose operands its own schedule holds from its start to its end."""
     model = chosen.instance.model
-    held, graph = MemoryModel(instance=chosen.instance).profile(chosen.choice), model.graph
+    held, graph = chosen.memory.profile(chosen.choice), model.graph
     made = [tensor for tensor in graph.returned if graph.tensors[tensor].producer is not None]
     return BodyMemory(
         # At the end nothing is held but the operands.

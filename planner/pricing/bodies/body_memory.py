@@ -37,5 +37,5 @@ class BodyMemory:
         held = self.beside.copy()
         for position, at_once in inside.freed:
             size, until = self.operands[position]
-            held[:until] += 0.0 if stays_on_chip(np.asarray(size), at_once, mesh) else size
+            held[:until] += 0.0 if stays_on_chip(np.asarray(size), at_once, mesh.on_chip_bytes) else size
         return max(float(held.max()) - self.returned, 0.0)

@@ -36,7 +36,7 @@ from planner.decisions.decision_graph import Transfer
 from planner.pricing.instance import Instance
 from planner.pricing.memory.copy_classes import Classes, Pairs, classes_of
 from planner.pricing.memory.equal_copies import CopiesHeld, Equal, apart, as_one
-from planner.pricing.op_cost import SURELY_ON_CHIP, stays_on_chip
+from planner.pricing.op_cost import stays_on_chip
 from planner.pricing.reshards.alternatives import holds_several, local_extents
 
 LEFT_OUT = 1e-3
@@ -428,12 +428,9 @@ def whole_bytes(model: Model, on_chips_bytes: float) -> float:
     """
     held, steps = model.held, model.compiled.steps + 1
     known = [(form.several, form.split, form.halo, form.inside) == (None,) * 4 for form in held.forms]
-    stored = [form.aval.bytes > SURELY_ON_CHIP * on_chips_bytes / form.at_once for form in held.forms]
-    each = [
-        form.fraction * form.aval.bytes * (counts and stands)
-        for form, counts, stands in zip(held.forms, known, stored, strict=True)
-    ]
-    sizes = np.asarray(each or [0.0])[held.form]
+    each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
+    on_chips = [stays_on_chip(np.asarray(form.aval.bytes), form.at_once, on_chips_bytes) for form in held.forms]
+    sizes = np.where(on_chips, 0.0, each)[held.form] if each else np.zeros(0)
     change = np.zeros(steps + 1)
     np.add.at(change, held.starts, sizes)
     np.subtract.at(change, np.minimum(held.stops, steps), sizes)
@@ -463,7 +460,7 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
         sizes = sizes * (fetched + np.where(fetched > 0, form.halo.own, 0.0))
     if form.split is not None:
         sizes = np.where(instance.strategies[node].shards(form.split) > 1, sizes, 0.0)
-    sizes = np.where(stays_on_chip(sizes, form.at_once, instance.mesh), 0.0, sizes)
+    sizes = np.where(stays_on_chip(sizes, form.at_once, instance.mesh.on_chip_bytes), 0.0, sizes)
     return sizes if form.fraction == 1 else form.fraction * sizes
 
 
