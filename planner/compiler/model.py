@@ -65,6 +65,7 @@ PassName = Literal[
     "latency-hiding-scheduler",
     "live-ranges",
     "same-type-reuse",
+    "gradients-last",
     "copy-insertion",
     "while-loop-fusible-sinking",
     "updated-stacks",

@@ -12,6 +12,7 @@ from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
 from planner.compiler.layout.multiplied import Order
 from planner.compiler.model import CompilerModel, Pass, PassName
+from planner.compiler.schedule.gradients_last import Awaiting
 from planner.compiler.schedule.last_uses import region_spans
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.decisions.groups import Grouping
@@ -27,7 +28,8 @@ class CompiledProgram:
     memory, and what relayouts read and write. `relayouts`: the ops that are kernels of their own because they bring the
     dims of stacks into another order. `same_type`: tensors that a fused op writes only over operands of their own type.
     `scheduled_at[op]`: the op before which an op runs that runs later than its place. `last_use[tensor]`: the time until
-    which it is needed. `buffers`: what is allocated besides arguments. `hoisted`: narrow copies that are made before loops.
+    which it is needed, and `awaiting[tensor]` until when it is where gradients come last. `buffers`: what is allocated
+    besides arguments. `hoisted`: narrow copies that are made before loops.
     `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
     written for that, on devices that hold several elements along a dim of it. `transposed_operands`: what products read,
     by op and position, that is transposed right before them by devices that hold several elements along certain dims.
@@ -55,6 +57,7 @@ class CompiledProgram:
     )
     scheduled_at: Mapping[int, int] = field(default_factory=dict[int, int])
     last_use: list[int] = field(default_factory=list[int])
+    awaiting: Mapping[int, Awaiting] = field(default_factory=dict[int, Awaiting])
     in_place: InPlace = field(default_factory=lambda: InPlace(taken=frozenset(), extra_traffic={}, kept={}))
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     hoisted: list[Buffer] = field(default_factory=list[Buffer])

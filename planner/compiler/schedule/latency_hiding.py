@@ -24,14 +24,14 @@ def deferred(graph: Graph, fused: Sequence[bool], spans: Sequence[tuple[int, int
     """By deferred product or sum the id of the op before which it runs, from the spans of regions (op ids)."""
     outermost = [region.id for region in graph.regions if region.parent is not None and _is_root(graph, region.parent)]
     loops = sorted(spans[region] for region in outermost)
-    needed, awaited = _needed(graph, spans), _awaited(graph, fused)
+    needed, waited = _needed(graph, spans), awaited(graph, fused)
     found: dict[int, int] = {}
     matmuls = [
         op
         for op in graph.of_kinds(kinds_where(lambda row: row.matmul))
         if not fused[op.id] and _is_root(graph, op.region)
     ]
-    chain = [op.id for op in matmuls if any(awaited[tensor] for tensor in op.results)]
+    chain = [op.id for op in matmuls if any(waited[tensor] for tensor in op.results)]
     barred = any(_is_root(graph, op.region) for op in graph.of_kinds(kinds_where(lambda row: row.bars)))
     for op in matmuls:
         until = min((needed[tensor] for tensor in op.results), default=op.id)
@@ -44,20 +44,20 @@ def deferred(graph: Graph, fused: Sequence[bool], spans: Sequence[tuple[int, int
             found[op.id] = min(when, until)
     end = max((op.id for op in matmuls), default=0)
     for op in graph.of_kinds(("reduce_sum",)):
-        alone = _is_root(graph, op.region) and not any(awaited[tensor] for tensor in op.results)
+        alone = _is_root(graph, op.region) and not any(waited[tensor] for tensor in op.results)
         if alone and op.id < end and _of_matmul(graph, fused, op.operands[0]):
             found[op.id] = max([end + 1, *(stop for start, stop in loops if start < end)])
     return found
 
 
-def _awaited(graph: Graph, fused: Sequence[bool]) -> list[bool]:
+def awaited(graph: Graph, fused: Sequence[bool]) -> list[bool]:
     """For every tensor whether anything but passes is computed of it."""
-    awaited = [False] * len(graph.tensors)
+    found = [False] * len(graph.tensors)
     for op in reversed(graph.ops):
-        waits = not fused[op.id] or any(awaited[tensor] for tensor in op.results)
+        waits = not fused[op.id] or any(found[tensor] for tensor in op.results)
         for tensor in op.operands if waits else ():
-            awaited[tensor] = True
-    return awaited
+            found[tensor] = True
+    return found
 
 
 def _of_matmul(graph: Graph, fused: Sequence[bool], tensor: int) -> bool:

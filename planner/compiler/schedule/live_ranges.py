@@ -65,7 +65,7 @@ class TensorForm(NamedTuple):
     elements along it; with `split`, factors, only where one of them is split; with `halo` it is that. `in_rows`: how it
     lies in rows (see `row_order`). With `inside` it is no tensor, but what the body of an op that stays one op holds beside
     its results and the operands held around it. `at_once`: the bytes that stand at once for each of its own, by which it
-    may stand on the chip (see `working_sets`).
+    may stand on the chip (see `working_sets`). With `over_all`, factors, it stands only where all devices split them.
     """
 
     aval: Aval
@@ -79,6 +79,7 @@ class TensorForm(NamedTuple):
     at_once: float = math.inf
     halo: Halo | None = None
 
+    over_all: Reduced | None = None
 
 class Item(NamedTuple):
     """A tensor as a node decides, from `start` to `stop`; with `beside`, in its name a whole array of that type."""
@@ -97,6 +98,7 @@ class Item(NamedTuple):
     beside: Aval | None = None
     halo: Halo | None = None
 
+    over_all: Reduced | None = None
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Holdings:
@@ -116,10 +118,12 @@ class Holdings:
         numbers: dict[tuple[object, ...], int] = {}
         of_type: list[TensorForm] = []
         rows: list[tuple[int, int, int, int, int]] = []
-        for tensor, node, dims, start, stop, fraction, reduced, several, split, inside, at_once, beside, halo in items:
+        for item in items:
+            tensor, node, dims, start, stop, fraction, reduced, several, split, inside, at_once, beside, *_ = item
+            halo, over_all = item.halo, item.over_all
             lies, aval = in_rows.get(tensor) if beside is None else None, beside or graph.tensors[tensor].aval
-            key = beside or avals[tensor], dims, fraction, reduced, several, split, lies, inside, at_once, halo
-            number = numbers.setdefault(key, len(numbers))
+            form = dims, fraction, reduced, several, split, lies, inside, at_once, halo, over_all
+            number = numbers.setdefault((beside or avals[tensor], *form), len(numbers))
             if number == len(of_type):
                 of_type.append(TensorForm(aval, dims, fraction, reduced, several, split, lies, inside, at_once, halo))
             rows.append((tensor, node, number, start, stop))
@@ -253,6 +257,10 @@ def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> It
             if buffer.beside is None:
                 yield held._replace(at_once=at_once)
             else:
+                awaiting = program.awaiting.get(buffer.tensor)
+                if awaiting is not None and awaiting.until > stop and home[1]:
+                    over_all = frozenset(factor for d in awaiting.dims for factor in home[1][d])
+                    yield held._replace(start=stop, stop=awaiting.until, at_once=at_once, over_all=over_all)
                 yield held._replace(dims=((),) * len(buffer.beside.shape), beside=buffer.beside)
     for op in map(graph.ops.__getitem__, host_copies(graph)):
         # While one trip of a loop computes, what the one before has left travels, or what the next one reads.

@@ -50,6 +50,7 @@ TPU = CompilerModel(
         layout.DOT_LAYOUT,
         layout.ROW_MAJOR_LANES,
         schedule.LIVE_RANGES,
+        schedule.GRADIENTS_LAST,
         # Copies are inserted where live ranges overlap, and buffers are allocated for what is not in place.
         buffers.COPY_INSERTION,
         buffers.WHILE_LOOP_FUSIBLE_SINKING,
@@ -195,6 +196,7 @@ def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool, 
     of_chips = (
         (collectives.SPARSE_CORE_COLLECTIVES, by_sparse_cores),
         (fusion.SHARED_OPERANDS, name == "v5p"),
+        (schedule.GRADIENTS_LAST, by_sparse_cores),
         (buffers.GROUP_MASKS, name == "v5p"),
         (emission.FUSED_BROADCASTS, name in FUSED_BROADCASTS),
     )

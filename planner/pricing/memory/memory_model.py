@@ -458,6 +458,8 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
         ]
         fetched = np.sum(shares, axis=0)
         sizes = sizes * (fetched + np.where(fetched > 0, form.halo.own, 0.0))
+    if form.over_all is not None:
+        sizes = np.where(instance.strategies[node].shards(form.over_all) == instance.mesh.num_devices, sizes, 0.0)
     if form.split is not None:
         sizes = np.where(instance.strategies[node].shards(form.split) > 1, sizes, 0.0)
     sizes = np.where(stays_on_chip(sizes, form.at_once, instance.mesh.on_chip_bytes), 0.0, sizes)
