@@ -17,6 +17,7 @@ from planner.compiler.collectives.shared_halos import SharedHalos, shared_halos
 from planner.compiler.fusion.bytes_accessed import Array, Movement, movements
 from planner.compiler.fusion.kernels import Kernels, kernels_of
 from planner.compiler.fusion.loop_fusion import FusedPass, fused_pass
+from planner.compiler.fusion.sliced_operands import sliced_operands
 from planner.compiler.isomorphic_groups import isomorphic
 from planner.compiler.layout.tiles import memory_orders
 from planner.compiler.model import CompilerModel
@@ -165,7 +166,13 @@ class Model:
     def copied(self) -> Copied:
         """What transfers may keep beside it."""
         flow = self.seen.flow(self.flow)
-        return copied(self.compiled, flow, self.freed, [flow.transfers[t.id] for t in self.moving])
+        return copied(self.compiled, flow, self.freed, [flow.transfers[t.id] for t in self.moving], self.sliced)
+
+    @cached_property
+    def sliced(self) -> frozenset[int]:
+        """The transfers whose slices are copies in memory."""
+        runs = self.compiler.runs("sliced-operands")
+        return sliced_operands(self.compiled, self.seen.flow(self.flow)) if runs else frozenset()
 
     @cached_property
     def transfer_kinds(self) -> Mapping[int, int]:
@@ -178,7 +185,7 @@ class Model:
         return (
             *(transfer.source_dims, transfer.reduced, transfer.target_dims, self.graph.aval_numbers[transfer.tensor]),
             *(transfer.trips, transfer.trips_after_loop, transfer.widened, transfer.scatters),
-            *(self.memory_orders(transfer), figures),
+            *(self.memory_orders(transfer), figures, transfer.id in self.sliced),
         )
 
     @cached_property

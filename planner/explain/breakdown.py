@@ -101,7 +101,7 @@ def _lost(instance: Instance, node: int, before: int, after: int) -> tuple[str, 
 
 
 def _of_transfer(chosen: Chosen, transfer: Transfer, steps: Sequence[Step]) -> Iterator[Part]:
-    """The collectives of a transfer, with what each adds to the value."""
+    """The collectives of a transfer and the slices that it copies, with what each adds to the value."""
     instance = chosen.instance
     values = instance.transfer_values(transfer)
     value = float(values[chosen.choice[transfer.source], chosen.choice[transfer.target]])
@@ -113,13 +113,13 @@ def _of_transfer(chosen: Chosen, transfer: Transfer, steps: Sequence[Step]) -> I
     if not value:
         return
     seconds = chosen.step_seconds(transfer, steps)
-    taken = [(step, of) for step, of in zip(steps, seconds, strict=True) if step.kind is not None]
+    taken = [(step, of) for step, of in zip(steps, seconds, strict=True) if step.kind is not None or of]
     total, trips = math.fsum(seconds), chosen.trips(transfer)
     name = instance.model.graph.tensors[transfer.tensor].name
     for step, own in taken:
         share = own / total if total else 1 / len(taken)
         axes = instance.mesh.axes(step.mask)
-        yield Part(step.kind or "", axes, transfer.source_line, name, share * value, trips * step.bytes)
+        yield Part(step.kind or COMPUTING, axes, transfer.source_line, name, share * value, trips * step.bytes)
 
 
 def _source(instance: Instance, node: Node) -> str:

@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from planner.compiler.collectives.overlap import HIDDEN
@@ -20,7 +21,7 @@ from planner.pricing.instance import Instance
 from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
-from planner.pricing.reshards.reshard import Step, reshard_steps
+from planner.pricing.reshards.reshard import Step, reshard_steps, sliced_bytes
 from planner.pricing.reshards.shares import SUMMING, Shares, counted_kind, hideable, times_larger
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
@@ -140,22 +141,29 @@ class Chosen:
         """The steps of a transfer, by default in any order that its tensor may have; `known` are those that were found."""
         instance = self.instance
         aval = instance.model.graph.tensors[transfer.tensor].aval
-        source = self.at(transfer.source, transfer.source_dims)
-        target = self.at(transfer.target, transfer.target_dims)
-        factors = (
-            instance.strategies[transfer.source].assignment[self.choice[transfer.source]].tolist()
-            if transfer.reduced
-            else ()
-        )
-        partial = tuple(factor in transfer.reduced for factor in factors) or (False,) * len(source)
         orders = orders or instance.model.memory_orders(transfer)
-        key = (source, partial, target, aval.shape, aval.bytes, orders)
+        key = (*self._ends(transfer), aval.shape, aval.bytes, orders)
         if key not in known:
-            made = reshard_steps(
-                instance.mesh, source, partial, target, shape=aval.shape, whole_bytes=aval.bytes, orders=orders
-            )
+            made = reshard_steps(instance.mesh, *key[:3], shape=aval.shape, whole_bytes=aval.bytes, orders=orders)
             known[key] = tuple(made)
         return known[key]
+
+    def _ends(self, transfer: Transfer) -> tuple[Location, tuple[bool, ...], Location]:
+        """Where a transfer's tensor is, the axes over which it is partial there, and where it goes."""
+        source, strategies = self.at(transfer.source, transfer.source_dims), self.instance.strategies[transfer.source]
+        factors = strategies.assignment[self.choice[transfer.source]].tolist() if transfer.reduced else ()
+        partial = tuple(factor in transfer.reduced for factor in factors) or (False,) * len(source)
+        return source, partial, self.at(transfer.target, transfer.target_dims)
+
+    def _slicing_seconds(self, transfer: Transfer) -> float:
+        """What the slices of a transfer take in a run of its body, where they are copies."""
+        instance = self.instance
+        if transfer.id not in instance.model.sliced:
+            return 0.0
+        source, partial, target = self._ends(transfer)
+        ends = np.array([source], np.int8), np.array([partial], np.bool_), np.array([target], np.int8)
+        sliced = sliced_bytes(instance.mesh.sizes, ends, instance.model.graph.tensors[transfer.tensor].aval.bytes)
+        return float(instance.slicing_seconds(sliced)[0, 0])
 
     @cached_property
     def summed_after_loop(self) -> Mapping[int, str]:
@@ -211,8 +219,12 @@ class Chosen:
     @property
     def seconds(self) -> tuple[float, float]:
         """(seconds of computing, seconds of communication) per device and call."""
-        moved = sum(self.trips(t) * sum(self.step_seconds(t, steps)) for t, steps in self.moves)
-        return self.total("seconds") - sum(self.prefetched_seconds.values()), moved + self.total("exchange_seconds")
+        computing, moved = self.total("seconds") - sum(self.prefetched_seconds.values()), self.total("exchange_seconds")
+        for transfer, steps in self.moves:
+            for step, seconds in zip(steps, self.step_seconds(transfer, steps), strict=True):
+                moved += (step.kind is not None) * self.trips(transfer) * seconds
+                computing += (step.kind is None) * self.trips(transfer) * seconds
+        return computing, moved
 
     @cached_property
     def prefetched_seconds(self) -> Mapping[int, float]:
@@ -268,10 +280,12 @@ class Chosen:
             shares, hidden = times_larger(transfer.widened, shares), 0.0
         kinds = hideable(mesh, summing=bool(transfer.reduced))
         found, hides = list[float](), list[bool]()
+        slicing = self._slicing_seconds(transfer)
         for step in steps:
             if step.kind is None:
-                found.append(0.0)
+                found.append(slicing)
                 hides.append(False)
+                slicing = 0.0
                 continue
             of_fixed, of_bytes = self.instance.counted(shares, step)
             kind = mesh.runs_as(self.summed_after_loop.get(transfer.id, step.kind), step.mask, step.bytes)

@@ -28,7 +28,7 @@ from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
-from planner.pricing.reshards.reshard import Locations, Patterns, Step, local_bytes, patterns_of
+from planner.pricing.reshards.reshard import Locations, Patterns, Step, local_bytes, patterns_of, sliced_bytes
 from planner.pricing.reshards.shares import ALL, COUNTED, SUMMING, Shares, counted_kind, hideable, only, shares_of
 from planner.pricing.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval, Body
@@ -169,7 +169,7 @@ class Instance:
             return np.where(stays, 0.0, np.inf)
         pairs = (s.tobytes(), p.tobytes(), t.tobytes(), aval.shape, aval.bytes, orders)
         often = (transfer.trips, transfer.trips_after_loop, transfer.widened)
-        key = (pairs, often, shares, hidden, transfer.scatters)
+        key = (pairs, often, shares, hidden, transfer.scatters, transfer.id in self.model.sliced)
         if key not in self._cache:
             if pairs not in self._met:
                 self._met[pairs] = self._reshards((s, p, t), aval, orders)
@@ -183,6 +183,8 @@ class Instance:
                 moves = priced(only(hideable(self.mesh, summing=bool(transfer.reduced)), shares))
                 values = values - np.minimum(HIDDEN * moves, hidden)
             found = transfer.trips * values[row_of][:, column_of]
+            if transfer.id in self.model.sliced:
+                found = found + transfer.trips * self._slicing(sliced_bytes(self.mesh.sizes, (s, p, t), aval.bytes))
             if transfer.region_after_loop is not None:
                 # A sum that stays in place waits for the end of the loop (see `loop_all_reduce`).
                 in_place = (s[:, None] == t[None, :]).all(axis=2)
@@ -191,6 +193,14 @@ class Instance:
                 found = np.where(in_place, transfer.trips_after_loop * once[:, None], found)
             self._cache[key] = self.weight * found
         return self._cache[key]
+
+    def slicing_seconds(self, bytes: Floats) -> Floats:
+        """What copying slices of so many bytes takes: they are read and written."""
+        return 2 * bytes / self.hbm_bytes_per_s
+
+    def _slicing(self, bytes: Floats) -> Floats:
+        """The same in the unit of the objective."""
+        return self.objective.compute(seconds=self.slicing_seconds(bytes), flops=0 * bytes, bytes=2 * bytes)
 
     def _scatters(self, transfer: Transfer) -> bool:
         """Whether the sum of a transfer behind a loop is scattered to its readers there."""

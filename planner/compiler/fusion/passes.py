@@ -209,6 +209,16 @@ DYNAMIC_SLICE_COPIES = Pass(
     evidence=Evidence(release=GPU_RELEASE, seen="scanned layers of GPT and Llama on h100:8"),
 )
 
+SLICED_OPERANDS = Pass(
+    name="sliced-operands",
+    phase="fusion",
+    does="Copies the part of a larger array that a matmul or convolution reads.",
+    evidence=Evidence(
+        release=GPU_RELEASE,
+        seen="gradients of recurrent networks and convolutions on h100:8, meshes of two and three axes",
+    ),
+)
+
 SCATTER_INITIALIZATION = Pass(
     name="scatter-initialization",
     phase="fusion",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -33,7 +34,7 @@ from planner.rules.rule import Dims
 Reduced = frozenset[int]
 Beside = Literal["more", "elsewhere", "apart"]
 """When a copy stands beside its source: where it is more than that holds; also where it is another part; also where it is a
-part, as of what a loop takes in, which is sliced before the loop."""
+part, as of what a loop takes in, which is sliced before the loop, or of what a product reads that is sliced for it."""
 
 
 class Inside(NamedTuple):
@@ -78,8 +79,8 @@ class TensorForm(NamedTuple):
     inside: Inside | None = None
     at_once: float = math.inf
     halo: Halo | None = None
-
     over_all: Reduced | None = None
+
 
 class Item(NamedTuple):
     """A tensor as a node decides, from `start` to `stop`; with `beside`, in its name a whole array of that type."""
@@ -97,8 +98,8 @@ class Item(NamedTuple):
     at_once: float = math.inf
     beside: Aval | None = None
     halo: Halo | None = None
-
     over_all: Reduced | None = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Holdings:
@@ -125,7 +126,7 @@ class Holdings:
             form = dims, fraction, reduced, several, split, lies, inside, at_once, halo, over_all
             number = numbers.setdefault((beside or avals[tensor], *form), len(numbers))
             if number == len(of_type):
-                of_type.append(TensorForm(aval, dims, fraction, reduced, several, split, lies, inside, at_once, halo))
+                of_type.append(TensorForm(aval, *form))
             rows.append((tensor, node, number, start, stop))
         tensors, nodes, form, starts, stops = np.asarray(rows, np.intp).reshape(-1, 5).T
         return Holdings(tensors=tensors, nodes=nodes, form=form, starts=starts, stops=stops, forms=tuple(of_type))
@@ -256,11 +257,11 @@ def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> It
             held = Item(buffer.tensor, home[0], home[1], start, stop, buffer.fraction, several=buffer.several)
             if buffer.beside is None:
                 yield held._replace(at_once=at_once)
-            else:
                 awaiting = program.awaiting.get(buffer.tensor)
                 if awaiting is not None and awaiting.until > stop and home[1]:
                     over_all = frozenset(factor for d in awaiting.dims for factor in home[1][d])
                     yield held._replace(start=stop, stop=awaiting.until, at_once=at_once, over_all=over_all)
+            else:
                 yield held._replace(dims=((),) * len(buffer.beside.shape), beside=buffer.beside)
     for op in map(graph.ops.__getitem__, host_copies(graph)):
         # While one trip of a loop computes, what the one before has left travels, or what the next one reads.
@@ -271,10 +272,19 @@ def _held(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int]) -> It
 
 
 @paused()
-def copied(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int], moving: Sequence[Transfer]) -> Copied:
-    """The copies that these transfers make, held while those run that read them, and the whole sums of parts."""
+def copied(
+    program: CompiledProgram,
+    flow: Flow,
+    freed: Mapping[Read, int],
+    moving: Sequence[Transfer],
+    sliced: AbstractSet[int],
+) -> Copied:
+    """The copies that these transfers make, held while those run that read them, and the whole sums of parts.
+
+    `sliced` are those whose slices are copies.
+    """
     graph, rows = program.graph, program.row_major
-    found = [*_copies(program, flow, freed, moving), *_sums(program, flow, moving)]
+    found = [*_copies(program, flow, freed, moving, sliced), *_sums(program, flow, moving)]
     return Copied(
         transfers=tuple(transfer for transfer, _, _, _ in found),
         beside=tuple(beside for _, _, _, beside in found),
@@ -284,7 +294,11 @@ def copied(program: CompiledProgram, flow: Flow, freed: Mapping[Read, int], movi
 
 
 def _copies(
-    program: CompiledProgram, flow: Flow, freed: Mapping[Read, int], moving: Sequence[Transfer]
+    program: CompiledProgram,
+    flow: Flow,
+    freed: Mapping[Read, int],
+    moving: Sequence[Transfer],
+    sliced: AbstractSet[int],
 ) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
     reads: dict[int, list[tuple[int, int]]] = {}
     for read, node in flow.fetched:
@@ -305,8 +319,8 @@ def _copies(
         source = Item(transfer.tensor, transfer.source, transfer.source_dims, start, stop, fraction)
         moved = source._replace(node=transfer.target, dims=transfer.target_dims)
         gives_way = _gives_way(program, transfer.tensor, len(served))
-        taken_in = all(ops[op].kind in TAKEN_IN for op, _ in served)
-        yield transfer, source, moved, "apart" if taken_in else "more" if gives_way else "elsewhere"
+        apart = transfer.id in sliced or all(ops[op].kind in TAKEN_IN for op, _ in served)
+        yield transfer, source, moved, "apart" if apart else "more" if gives_way else "elsewhere"
 
 
 def _read_until(program: CompiledProgram, op: Op) -> int:

@@ -105,6 +105,7 @@ GPU = CompilerModel(
         fusion.EXPENSIVE_PRODUCERS,
         fusion.SOFTMAX_REWRITER_TRITON,
         fusion.DYNAMIC_SLICE_COPIES,
+        fusion.SLICED_OPERANDS,
         fusion.SCATTER_INITIALIZATION,
         fusion.GEMM_TILING,
         fusion.RAGGED_DOT_EXPANDER,
@@ -195,8 +196,8 @@ def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool, 
     own = COMPILERS[platform]
     of_chips = (
         (collectives.SPARSE_CORE_COLLECTIVES, by_sparse_cores),
-        (fusion.SHARED_OPERANDS, name == "v5p"),
         (schedule.GRADIENTS_LAST, by_sparse_cores),
+        (fusion.SHARED_OPERANDS, name == "v5p"),
         (buffers.GROUP_MASKS, name == "v5p"),
         (emission.FUSED_BROADCASTS, name in FUSED_BROADCASTS),
     )

@@ -55,6 +55,20 @@ def local_bytes(locations: Locations, sizes: Sequence[int], whole_bytes: float) 
     return whole_bytes / np.prod(factors, axis=1)
 
 
+def sliced_bytes(
+    sizes: Sequence[int], ends: tuple[Locations, npt.NDArray[np.bool_], Locations], whole_bytes: float
+) -> npt.NDArray[np.float64]:
+    """Bytes per device of the slices that reshards take, 0 where they take none.
+
+    `ends` are the specs of sources (n, axes), their partial sums (n, axes) and the specs of targets (m, axes); returns
+    shape (n, m).
+    """
+    source, partial, target = ends[0][:, None, :], ends[1][:, None, :], ends[2][None, :, :]
+    arriving = (source < 0) & ~partial & (target >= 0)
+    split = np.where(arriving | (source >= 0), np.asarray(sizes, np.float64), 1.0)
+    return np.where(arriving.any(axis=2), whole_bytes / split.prod(axis=2), 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Move:
     """A step before sizes are known: `held` are the axes that split the larger of its operand and result."""

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from cost_models import parse_topology
 from planner.verify.step_time import step_time
-from tests.compiler.probes.probe import Array, Compiled, Probe, Program
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, laid
 
 X = Array(shape=(1024, 1024))
 ROWS = Array(shape=(1024, 1024), dtype=jnp.float32)
@@ -289,6 +290,22 @@ PROBES = (
         seen=lambda found: any(
             found.holds(one, "dynamic-slice") and not is_matmul(found, one) and "bf16[1,512,512]" in one.shape
             for one in found.kernels(found.bodies[0])
+        ),
+    ),
+    Probe(
+        of="sliced-operands",
+        topology="h100:4",
+        programs=(
+            Program(
+                fn=lambda x, w: laid(x, 4, None, "x") @ w,
+                args=(Array(shape=(1024, 4096)), Array(shape=(4096, 1024), spec=P("x"))),
+                devices=4,
+            ),
+        ),
+        shows="a kernel of its own copies the columns that a device multiplies",
+        seen=lambda found: any(
+            found.holds(one, "dynamic-slice") and not is_matmul(found, one) and "bf16[1024,1024]" in one.shape
+            for one in found.kernels()
         ),
     ),
     Probe(
