@@ -22,6 +22,7 @@ from planner.compiler.analysis import Model
 from planner.compiler.fusion.bytes_accessed import ON_CHIP, WORKING_SET, Array
 from planner.compiler.fusion.loop_fusion import FusedPass
 from planner.compiler.fusion.ragged_dot import WEIGHTS, has_transposed_weights, times_computed
+from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
 from planner.decisions.groups import Group, Grouping
@@ -130,7 +131,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
                 continue
             room = 0.0
         if array not in sizes:
-            sizes[array] = local_bytes_of(array, strategies)
+            sizes[array] = local_bytes_of(array, strategies, mesh.compiler)
         size = np.where(in_memory(inside, strategies, mesh), sizes[array], 0.0) if room else sizes[array]
         moved[op] = moved.get(op, 0.0) + times * size
     return moved
@@ -142,7 +143,7 @@ def in_memory(array: Array, strategies: Strategies, mesh: Mesh) -> npt.NDArray[n
     What is read soon stays there by the share that its elements take, though it takes whole tiles: in schedules of libtpu
     0.0.42 for v5e 39 MB that fill tiles of 117 do.
     """
-    taken, room = local_bytes_of(array, strategies), _room(array, mesh)
+    taken, room = local_bytes_of(array, strategies, mesh.compiler), _room(array, mesh)
     if array.home not in ("chip", "product") or array.rows is not None:
         return taken > room
     whole = math.prod(array.shape) * array.itemsize
@@ -164,12 +165,15 @@ def _room(array: Array, mesh: Mesh) -> float:
     return max(min(ON_CHIP[array.home], array.share), WORKING_SET / array.at_once) * mesh.on_chip_bytes
 
 
-def local_bytes_of(array: Array, strategies: Strategies) -> Floats:
+def local_bytes_of(array: Array, strategies: Strategies, compiler: CompilerModel) -> Floats:
     """The bytes of an array that one device moves under every strategy, those of padded tiles included."""
     located = strategies.locations(array.dims)
     if array.rows is not None:
         return copied_for_rows(located, strategies.axis_sizes, array.shape, array.rows)
-    sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize, in_rows=array.in_rows)
+    if compiler.runs("tiling"):
+        sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize, in_rows=array.in_rows)
+    else:
+        sizes = local_bytes(located, strategies.axis_sizes, math.prod(array.shape) * array.itemsize)
     for dim in array.several:
         sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, dim)
     if array.copied_slice is None:

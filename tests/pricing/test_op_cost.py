@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
+from cost_models import parse_topology
 
 CHECK = planner.Options(check="never")
 
@@ -178,3 +179,10 @@ def test_halos_are_moved_as_narrow_as_they_are_read(dtype: str, precision: str |
     )
     moved = [c.bytes for c in plan.predicted.collectives if c.kind == "collective-permute"]
     assert moved == [itemsize * 1024 * 128] * 2
+
+
+def test_gpus_fill_up_no_tiles() -> None:
+    images = jax.ShapeDtypeStruct((64, 64, 64, 32), jnp.bfloat16)
+    found = _predicted(lambda x: x * 2, images, topology="h100:1").compute_seconds
+    bandwidth = parse_topology("h100:1").chip.memory_bytes_per_s
+    assert found == pytest.approx(2 * images.size * 2 / bandwidth, rel=1e-6)

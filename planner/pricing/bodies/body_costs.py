@@ -174,7 +174,7 @@ def _in_memory(model: Model, group: Group, costs: BodyCosts, strategies: Strateg
     on_chip = ON_CHIP["border"] * mesh.on_chip_bytes
     for own, border in zip(accesses, costs.border, strict=True):
         for array in map(array_of, own):
-            small = border * (local_bytes_of(array, strategies) <= on_chip)
+            small = border * (local_bytes_of(array, strategies, mesh.compiler) <= on_chip)
             total, moved = total + small, moved + small * in_memory(array, strategies, mesh)
     return np.divide(moved, total, out=np.zeros(len(strategies)), where=total > 0)
 
