@@ -347,12 +347,14 @@ class _Walk:
         if after < 0 or not self.kernels[after].anchor or op.id in self.alone:
             return None
         kernel, graph = self.kernels[after], self.graph
-        if kernel.region != op.region or not traits(graph.ops[kernel.op].kind).matmul:
+        kernel_kind = graph.ops[kernel.op].kind
+        if kernel.region != op.region or not traits(kernel_kind).matmul:
             return None
         own = [leaf for leaf in leaves if self.made_by.get(leaf) == after]
         if any(leaf in kernel.reduced for leaf in own):
             return None
-        ends = reduced or not read_alone(graph, self.materialized, op, own)
+        # A library's convolution goes on with nothing.
+        ends = reduced or kernel_kind == "conv_general_dilated" or not read_alone(graph, self.materialized, op, own)
         if ends and not self.compiler.runs("dot-output-fusion"):
             return None
         size = max(graph.tensors[leaf].aval.size for leaf in own)
