@@ -196,7 +196,9 @@ class _Walk:
             return {}
         if self.materialized[tensor] or producer is None or tensor in self.barred:
             share = sunk_share(self.graph, tensor)
-            return {tensor: StoredPart(dims, share)} if share * aval.bytes >= LEAST_BYTES else {}
+            found = {tensor: StoredPart(dims, share)}
+            # What is small is waited for, where a kernel makes it.
+            return found if tensor in self.made_by else counted(self.graph, found)
         leaves = self.leaves.get(tensor, {})
         if self.grouping.group_of[producer] == self.grouping.group_of[op.id]:
             return leaves
@@ -293,9 +295,9 @@ class _Walk:
 
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
-        after = self.latest_of(leaves)
+        after = self.latest_of(counted(self.graph, leaves))
         number = self.continued(op, tensor, dims, leaves, self.matmul_of(leaves, after), reduced=reduced)
-        if number is None:
+        if number is None or self.comes_before(number, leaves):
             barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
             number = self.at_hand(op, leaves, max(after, barred))
         self.write(op, number, tensor, dims, leaves)
@@ -315,13 +317,22 @@ class _Walk:
             return after
         if any(size >= product for leaf, size in sizes.items() if self.made_by.get(leaf) != first):
             return after
+        return after if self.leads_to(first, made) else first
+
+    def leads_to(self, first: int, numbers: Collection[int]) -> bool:
+        """Whether any of these later kernels reads what a kernel makes, or what is made of that."""
 
         def makers(number: int) -> list[int]:
             kernel = self.kernels[number]
             read = (self.made_by.get(leaf, -1) for of in (*kernel.operands, kernel.reads) for leaf in of)
             return [maker for maker in read if maker >= first]
 
-        return after if first in reached([number for number in made if number > first], makers) else first
+        return first in reached([number for number in numbers if number > first], makers)
+
+    def comes_before(self, number: int, leaves: Leaves) -> bool:
+        """Whether a kernel runs before those that make some of these, however small."""
+        large = counted(self.graph, leaves)
+        return self.leads_to(number, {self.made_by[leaf] for leaf in leaves.keys() - large if leaf in self.made_by})
 
     def write(self, op: Op, number: int, tensor: int, dims: Dims, leaves: Leaves) -> None:
         """Has a kernel write a tensor that an op makes, or takes, and read what that is computed from."""
@@ -389,13 +400,18 @@ class _Walk:
                 break
             own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
             goes_on = bool(kernel.reduced) and kernel.rows_kept
-            if any((leaf in kernel.reduced) != goes_on for leaf in own):
+            if any((leaf in kernel.reduced) != goes_on for leaf in own) or self.comes_before(number, leaves):
                 continue
             if any(leaf in kernel.reads or self.made_by.get(leaf) == number for leaf in large):
                 return number
         self.latest[key].append(len(self.kernels))
         self.kernels.append(_Kernel(op=op.id, group=key[0], region=op.region, anchor=False))
         return len(self.kernels) - 1
+
+
+def counted(graph: Graph, leaves: Leaves) -> Leaves:
+    """Those that are not too small to count."""
+    return {t: leaf for t, leaf in leaves.items() if leaf.share * graph.tensors[t].aval.bytes >= LEAST_BYTES}
 
 
 def _slices_leading(graph: Graph, op: Op) -> bool:
@@ -513,11 +529,11 @@ class _Homes:
             op=kernel.op,
             operands=tuple(
                 tuple(self.read(t, leaf, number, direct=matmul and len(of) == 1) for t, leaf in of.items())
-                for of in kernel.operands
+                for of in (counted(graph, of) for of in kernel.operands)
             ),
             results=tuple(results),
             others=(
-                *(self.read(t, leaf, number) for t, leaf in kernel.reads.items()),
+                *(self.read(t, leaf, number) for t, leaf in counted(graph, kernel.reads).items()),
                 *(self.access(t, d, number) for t, d in kernel.writes.items()),
                 *self.slices_copied(kernel),
                 *self.slices_cut_out(kernel),

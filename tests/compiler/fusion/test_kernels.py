@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from planner.compiler.fusion.kernels import Kernel, kernels_of
@@ -120,3 +121,32 @@ def test_a_matmul_fuses_ops_that_read_results_of_later_smaller_kernels() -> None
     graph, kernels = _kernels(fn, X, WEIGHT, jax.ShapeDtypeStruct((8, 512), jnp.bfloat16))
     assert [graph.ops[kernel.op].kind for kernel in kernels] == ["dot_general", "dot_general", "cumsum", "dot_general"]
     assert [access.shape for access in kernels[0].others] == [(1, 1024), (256, 1024)]
+
+
+@pytest.mark.parametrize("compiler", [TPU, GPU], ids=["tpu", "gpu"])
+def test_what_waits_for_a_sum_of_all_rows_is_another_kernel_however_small_the_sum(compiler: CompilerModel) -> None:
+    def fn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mean = jnp.mean(x, 0)
+        return x - mean, mean
+
+    x = jax.ShapeDtypeStruct((1 << 16, 64), jnp.float32)
+    _, kernels = _kernels(fn, x, compiler=compiler)
+    read = [sum(access.shape == x.shape for access in kernel.others) for kernel in kernels]
+    assert sorted(filter(None, read)) == [1, 2]  # one sums, the other reads again and writes
+
+
+@pytest.mark.parametrize(("compiler", "goes_on"), [(TPU, True), (GPU, False)], ids=["tpu", "gpu"])
+def test_convolutions_of_libraries_go_on_with_nothing(compiler: CompilerModel, goes_on: bool) -> None:
+    def fn(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        layout = ("NHWC", "HWIO", "NHWC")
+
+        def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+            return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout)
+
+        return convolved(jnp.maximum(convolved(x, w), 0), v)
+
+    image, weight = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((64, 64, 64, 32), (3, 3, 32, 32)))
+    graph, kernels = _kernels(fn, image, weight, weight, compiler=compiler)
+    passes = [kernel for kernel in kernels if graph.ops[kernel.op].kind != "conv_general_dilated"]
+    assert bool(passes) != goes_on
+    assert not any(kernel.others for kernel in kernels if kernel not in passes)
