@@ -9,6 +9,7 @@ small arrays are summed all at once in the end. A loop is not passed. Seen in sc
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,16 +37,18 @@ def awaiting(
     waited = awaited(graph, fused)
     matmuls = graph.of_kinds(kinds_where(lambda row: row.matmul))
     here = [op for op in matmuls if not fused[op.id] and graph.regions[op.region].parent is None]
+    others = [op.id for op in here if any(waited[tensor] for tensor in op.results)]
     last = [op for op in here if not any(waited[tensor] for tensor in op.results)]
-    loops = [start for region, (start, _) in zip(graph.regions, spans, strict=True) if region.parent is not None]
+    inner = [start for region, (start, _) in zip(graph.regions, spans, strict=True) if region.parent is not None]
+    loops = sorted([*inner, len(graph.ops)])
     found: dict[int, Awaiting] = {}
     for op in last[1:]:
-        stop = min((start for start in loops if start > op.id), default=len(graph.ops))
-        until = max((other.id for other in here if other not in last and op.id < other.id < stop), default=op.id) + 2
-        if until > op.id + 2 and graph.tensors[op.results[0]].aval.bytes >= LEAST_BYTES:
+        before = bisect(others, loops[bisect(loops, op.id)])
+        until = others[before - 1] if before else op.id
+        if until > op.id and graph.tensors[op.results[0]].aval.bytes >= LEAST_BYTES:
             for tensor, dims in _read(graph, grouping, stored, op):
-                if tensor not in found or until > found[tensor].until:
-                    found[tensor] = Awaiting(until, dims)
+                if tensor not in found or until + 2 > found[tensor].until:
+                    found[tensor] = Awaiting(until + 2, dims)
     return found
 
 
