@@ -71,7 +71,7 @@ def test_only_gradients_that_all_devices_sum_come_last(rows: int, mesh: dict[str
     until = max(one.until for one in program.awaiting.values())
     alive = {name for name, size in memory.alive(until - 1, chosen.choice) if size}
     saved = {chosen.instance.model.graph.tensors[tensor].name for tensor in program.awaiting}
-    assert len(saved & alive) > 3 * LAYERS if last else len(saved & alive) < LAYERS
+    assert saved <= alive if last else len(saved & alive) < LAYERS
 
 
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
