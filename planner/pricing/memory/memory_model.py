@@ -427,7 +427,7 @@ def whole_bytes(model: Model, on_chips_bytes: float) -> float:
     each: what may stay there does not count.
     """
     held, steps = model.held, model.compiled.steps + 1
-    known = [(form.several, form.split, form.halo, form.inside) == (None,) * 4 for form in held.forms]
+    known = [(form.several, form.split, form.halo, form.inside, form.over_all) == (None,) * 5 for form in held.forms]
     each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
     on_chips = [stays_on_chip(np.asarray(form.aval.bytes), form.at_once, on_chips_bytes) for form in held.forms]
     sizes = np.where(on_chips, 0.0, each)[held.form] if each else np.zeros(0)

@@ -10,10 +10,11 @@ import pytest
 
 import planner
 from cost_models import parse_topology
+from planner.compiler.analysis import model_of
 from planner.compiler.program import CompiledProgram, compiled
 from planner.compiler.targets.table import compiler_of
 from planner.decisions.groups import group_ops
-from planner.pricing.memory.memory_model import MemoryModel
+from planner.pricing.memory.memory_model import MemoryModel, whole_bytes
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -81,3 +82,14 @@ def test_a_plan_holds_as_much_as_its_compiler() -> None:
     memory = run_request(request).memory
     assert memory is not None
     assert made.predicted.peak_bytes == pytest.approx(memory.peak_bytes, rel=0.1)
+
+
+def test_what_is_held_on_some_meshes_alone_is_no_bound_of_all_plans() -> None:
+    graph = build_graph(trace(step, args(1 << 17)), while_trips=1.0)
+    chip = compiler_of(parse_topology("v6e:2x4").chip)
+    last, placed = (
+        model_of(graph, pinned_outputs=set(), kept=set(), compiler=compiler)
+        for compiler in (chip, chip.without("gradients-last"))
+    )
+    assert last.compiled.awaiting
+    assert whole_bytes(last, 0.0) == whole_bytes(placed, 0.0)
