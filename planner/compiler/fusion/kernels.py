@@ -295,11 +295,13 @@ class _Walk:
 
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
-        after = self.latest_of(counted(self.graph, leaves))
+        large = counted(self.graph, leaves)
+        small = {self.made_by[leaf] for leaf in leaves.keys() - large if leaf in self.made_by}
+        after = self.latest_of(large)
         number = self.continued(op, tensor, dims, leaves, self.matmul_of(leaves, after), reduced=reduced)
-        if number is None or self.comes_before(number, leaves):
+        if number is None or self.leads_to(number, small):
             barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
-            number = self.at_hand(op, leaves, max(after, barred))
+            number = self.at_hand(op, leaves, max(after, barred), small)
         self.write(op, number, tensor, dims, leaves)
         if reduced:
             kernel = self.kernels[number]
@@ -328,11 +330,6 @@ class _Walk:
             return [maker for maker in read if maker >= first]
 
         return first in reached([number for number in numbers if number > first], makers)
-
-    def comes_before(self, number: int, leaves: Leaves) -> bool:
-        """Whether a kernel runs before those that make some of these, however small."""
-        large = counted(self.graph, leaves)
-        return self.leads_to(number, {self.made_by[leaf] for leaf in leaves.keys() - large if leaf in self.made_by})
 
     def write(self, op: Op, number: int, tensor: int, dims: Dims, leaves: Leaves) -> None:
         """Has a kernel write a tensor that an op makes, or takes, and read what that is computed from."""
@@ -389,8 +386,11 @@ class _Walk:
                 return None
         return after
 
-    def at_hand(self, op: Op, leaves: Leaves, after: int) -> int:
-        """A pass of the op's group that reads the same and does not run too early, or a new one."""
+    def at_hand(self, op: Op, leaves: Leaves, after: int, small: Collection[int]) -> int:
+        """A pass of the op's group that reads the same and does not run too early, or a new one.
+
+        Too early is what runs before `after`, or before kernels that make what is small and read, too.
+        """
         tensors, key = self.graph.tensors, (self.grouping.group_of[op.id], op.region)
         most = max((tensors[leaf].aval.bytes for leaf in leaves), default=0.0)
         large = [leaf for leaf in leaves if 2 * tensors[leaf].aval.bytes >= most]
@@ -400,7 +400,7 @@ class _Walk:
                 break
             own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
             goes_on = bool(kernel.reduced) and kernel.rows_kept
-            if any((leaf in kernel.reduced) != goes_on for leaf in own) or self.comes_before(number, leaves):
+            if any((leaf in kernel.reduced) != goes_on for leaf in own) or self.leads_to(number, small):
                 continue
             if any(leaf in kernel.reads or self.made_by.get(leaf) == number for leaf in large):
                 return number
