@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from planner.decisions.groups import Grouping
@@ -95,6 +96,18 @@ class Flow:
     def scattered(self) -> list[LoopSum]:
         """The sums behind loops of transfers that scatter (`Transfer.scatters`)."""
         return [loop_sum for loop_sum in self.loop_sums if loop_sum.term.scatters]
+
+    @cached_property
+    def _through(self) -> dict[int, list[Read]]:
+        """By copy node the reads that go through it."""
+        found: dict[int, list[Read]] = {}
+        for read, node in self.fetched:
+            found.setdefault(node, []).append(read)
+        return found
+
+    def reads_of(self, transfer: Transfer) -> tuple[Read, ...]:
+        """The reads that a transfer serves: its own, or those through the copy that it makes."""
+        return (*transfer.reads, *self._through.get(transfer.target, ()))
 
     def stored(self, tensors: Iterable[int]) -> Iterator[tuple[int, int, Dims]]:
         """Of these tensors, as far as it is decided how they are stored: (tensor, node, dims)."""

@@ -243,13 +243,10 @@ class Chosen:
     def _collectives(self) -> Iterator[tuple[float, Moving]]:
         """What moves outside of loops: behind the op that makes it, or before the first to read it."""
         model = self.instance.model
-        served: dict[int, list[int]] = {}
-        for (op, _), node in model.flow.fetched:
-            served.setdefault(node, []).append(op)
         for transfer, steps in self.moves:
             if model.graph.regions[transfer.region].parent is None:
                 made = model.graph.tensors[transfer.tensor].producer
-                readers = [*(op for op, _ in transfer.reads), *served.get(transfer.target, ())]
+                readers = [op for op, _ in model.flow.reads_of(transfer)]
                 follows_maker = transfer.reduced or not readers
                 at = (-1 if made is None else made) + 0.5 if follows_maker else min(readers) - 0.5
                 yield at, Moving(sum(self.step_seconds(transfer, steps)))

@@ -59,10 +59,7 @@ def savings_of(
     enough: tuple[float, float],
 ) -> Savings:
     """The savings of the transfers of a program; `enough` are the flops that hide any gather, and those for each byte."""
-    served: dict[int, list[Read]] = {}
-    for read, node in flow.fetched:
-        served.setdefault(node, []).append(read)
-    reads = {t.id: [*t.reads, *served.get(t.target, ())] for t in flow.transfers if not t.reduced and t.output is None}
+    reads = {t.id: flow.reads_of(t) for t in flow.transfers if not t.reduced and t.output is None}
     moved = {t.id: narrow.fraction(t.tensor, reads[t.id]) for t in flow.transfers if reads.get(t.id)}
     # What is read as it is stored waits for no gather.
     stored = read_as_stored(graph, flow) if compiler.runs("read-as-stored") else set[Read]()

@@ -15,9 +15,7 @@ from planner.rules.primitives import traits
 
 def sliced_operands(program: CompiledProgram, flow: Flow) -> frozenset[int]:
     """The transfers of tensors in memory to products, whose slices are copies."""
-    graph, served = program.graph, dict[int, list[int]]()
-    for (op, _), node in flow.fetched:
-        served.setdefault(node, []).append(op)
+    graph = program.graph
 
     def stored(tensor: int) -> bool:
         source = source_through(graph, tensor, lambda op: traits(op.kind).renames or traits(op.kind).turns)
@@ -26,8 +24,8 @@ def sliced_operands(program: CompiledProgram, flow: Flow) -> frozenset[int]:
 
     found: list[int] = []
     for transfer in flow.transfers:
-        readers = [*(op for op, _ in transfer.reads), *served.get(transfer.target, ())]
-        products = any(traits(graph.ops[op].kind).matmul and not program.fused[op] for op in readers)
+        readers = flow.reads_of(transfer)
+        products = any(traits(graph.ops[op].kind).matmul and not program.fused[op] for op, _ in readers)
         if products and not transfer.reduced and stored(transfer.tensor):
             found.append(transfer.id)
     return frozenset(found)

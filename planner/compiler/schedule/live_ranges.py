@@ -300,15 +300,12 @@ def _copies(
     moving: Sequence[Transfer],
     sliced: AbstractSet[int],
 ) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
-    reads: dict[int, list[tuple[int, int]]] = {}
-    for read, node in flow.fetched:
-        reads.setdefault(node, []).append(read)
     graph, ops = program.graph, program.graph.ops
     stored = read_as_stored(graph, flow) if program.compiler.runs("read-as-stored") else set[Read]()
     for transfer in moving:
         if transfer.source == transfer.target or transfer.reduced:
             continue
-        served = transfer.reads or tuple(reads.get(transfer.target, ()))
+        served = flow.reads_of(transfer)
         served = [read for read in served if read not in stored] or served
         if not served:
             continue
