@@ -181,6 +181,8 @@ class _Walk:
     made_by: dict[int, int] = field(default_factory=dict[int, int])
     barred: dict[int, int] = field(default_factory=dict[int, int])
     """For what a barrier returns, the number of kernels before it."""
+    scalars: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
+    """Scalars that are computed from small tensors of several kernels, each with these kernels."""
     updates: set[int] = field(default_factory=set[int])
     """What matmuls write over slices of other arrays."""
     latest: dict[tuple[int, int], list[int]] = field(default_factory=dict[tuple[int, int], list[int]])
@@ -257,7 +259,25 @@ class _Walk:
                 self.written(op, tensor, dims, leaves, reduced=bool(placement.reduced))
             else:
                 # What a row is reduced to does not stand only where the row is at hand (see `softmaxes`).
-                self.leaves[tensor] = {} if traits(op.kind).extreme else leaves
+                self.leaves[tensor] = {} if traits(op.kind).extreme else self.joined(tensor, dims, leaves)
+
+    def joined(self, tensor: int, dims: Dims, leaves: Leaves) -> Leaves:
+        """What a tensor is computed from: itself where that is many small tensors, as a norm of gradients is."""
+        if self.graph.tensors[tensor].aval.size > 1 or len(leaves) < 2 or counted(self.graph, leaves):
+            return leaves
+        makers = frozenset(self.makers_of(leaves))
+        if len(makers) < 2:
+            return leaves
+        self.scalars[tensor] = makers
+        return {tensor: StoredPart(dims)}
+
+    def makers_of(self, leaves: Iterable[int]) -> Iterator[int]:
+        """The kernels that make these."""
+        for leaf in leaves:
+            if leaf in self.made_by:
+                yield self.made_by[leaf]
+            elif leaf in self.scalars:
+                yield from self.scalars[leaf]
 
     def anchor(self, op: Op, operands: list[Leaves]) -> None:
         """A kernel for an op that is not fused."""
@@ -296,7 +316,7 @@ class _Walk:
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
         large = counted(self.graph, leaves)
-        small = {self.made_by[leaf] for leaf in leaves.keys() - large if leaf in self.made_by}
+        small = set(self.makers_of(leaves.keys() - large))
         after = self.latest_of(large)
         number = self.continued(op, tensor, dims, leaves, self.matmul_of(leaves, after), reduced=reduced)
         if number is None or self.leads_to(number, small):
@@ -310,7 +330,7 @@ class _Walk:
 
     def matmul_of(self, leaves: Collection[int], after: int) -> int:
         """The matmul that makes the largest of these, where what makes the others can run before it; else `after`."""
-        made = {self.made_by[leaf] for leaf in leaves if leaf in self.made_by}
+        made = set(self.makers_of(leaves))
         sizes = {leaf: self.graph.tensors[leaf].aval.size for leaf in leaves}
         products = [leaf for leaf in leaves if leaf in self.made_by and self.kernels[self.made_by[leaf]].anchor]
         product = max((sizes[leaf] for leaf in products), default=0)
@@ -326,7 +346,7 @@ class _Walk:
 
         def makers(number: int) -> list[int]:
             kernel = self.kernels[number]
-            read = (self.made_by.get(leaf, -1) for of in (*kernel.operands, kernel.reads) for leaf in of)
+            read = self.makers_of(leaf for of in (*kernel.operands, kernel.reads) for leaf in of)
             return [maker for maker in read if maker >= first]
 
         return first in reached([number for number in numbers if number > first], makers)
