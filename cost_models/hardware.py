@@ -82,19 +82,20 @@ class Chip:
     `peak_flops_per_s`: rate of the matrix unit by dtype, "float8" for all float8 kinds. `vector_flops_per_s`: float32
     rate of the vector unit. `matrix_efficiency`: share of the peak that large matmuls reach; `matrix_latency_s`: what a
     matmul takes beside its work (see `Roofline`); `kernel_latency_s`: the least time of any kernel;
-    `efficiencies` are those of dtypes that reach another. `attention_efficiency`: share of the rates of matmuls and memory
-    that kernels reach which compute exponentials between their products. `matrix_lanes`: rows and columns of the tile of
-    weights that a TPU's matrix unit is filled up to. `hbm_bytes`: what the runtime grants to one device;
-    `hbm_efficiency`: share of `hbm_bytes_per_s` that is reached; `all_reduce_efficiency`: share of what the wires allow
-    that all-reduces reach; `scatters_use_all_dims`: whether a reduce-scatter over a whole slice uses all dims of its
-    torus at once, as SparseCores do, or one ring. `compute_spread`: share by which computing may take more or less than
-    these figures say. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0 where it gives none.
-    `cores`: of one device; the results of matmuls that several share do not stay on the chip. `link_bytes_per_s`: per
-    direction, and per axis of a torus or per device of a switch. `core_link_bytes_per_s`: between the two devices of one
-    chip, 0 where a chip is one device. `node_size`: devices that share the fast switch, 0 for a torus.
-    `network_bytes_per_s`: per device and direction between nodes, or slices. `host_link_bytes_per_s`: from the memory of
-    its host to one device, and back at the same time. `host_memory_bytes`: that memory, one device's part of it, in the
-    machines that Google Cloud lets (docs.cloud.google.com/tpu/docs/plan-tpus and
+    `efficiencies` are those of dtypes that reach another. `half_rate_depths`: by dtype the contracted extent at which
+    matmuls reach half of that (Hockney's n_1/2), 0 where it is not known. `attention_efficiency`: share of the rates of
+    matmuls and memory that kernels reach which compute exponentials between their products. `matrix_lanes`: rows and
+    columns of the tile of weights that a TPU's matrix unit is filled up to. `hbm_bytes`: what the runtime grants to one
+    device; `hbm_efficiency`: share of `hbm_bytes_per_s` that is reached; `all_reduce_efficiency`: share of what the
+    wires allow that all-reduces reach; `scatters_use_all_dims`: whether a reduce-scatter over a whole slice uses all
+    dims of its torus at once, as SparseCores do, or one ring. `compute_spread`: share by which computing may take more
+    or less than these figures say. `on_chip_bytes`: the memory on the chip that its compiler gives to arrays, 0 where
+    it gives none. `cores`: of one device; the results of matmuls that several share do not stay on the chip.
+    `link_bytes_per_s`: per direction, and per axis of a torus or per device of a switch. `core_link_bytes_per_s`:
+    between the two devices of one chip, 0 where a chip is one device. `node_size`: devices that share the fast switch,
+    0 for a torus. `network_bytes_per_s`: per device and direction between nodes, or slices. `host_link_bytes_per_s`:
+    from the memory of its host to one device, and back at the same time. `host_memory_bytes`: that memory, one device's
+    part of it, in the machines that Google Cloud lets (docs.cloud.google.com/tpu/docs/plan-tpus and
     compute/docs/accelerator-optimized-machines); 0 where it is not known.
     """
 
@@ -110,6 +111,7 @@ class Chip:
     matrix_latency_s: float = 0.0
     kernel_latency_s: float = 0.0
     efficiencies: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    half_rate_depths: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     attention_efficiency: float = 1.0
     matrix_lanes: int = 128
     hbm_efficiency: float = 1.0
@@ -381,14 +383,15 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.65,
+            matrix_efficiency=0.69,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
-            matrix_latency_s=5.5e-6,
+            matrix_latency_s=6.9e-6,
             hbm_bytes=84_942_979_072,
             hbm_bytes_per_s=3350e9,
             link_bytes_per_s=450e9,
-            efficiencies={"float32": 0.6},
+            efficiencies={"float32": 0.62},
+            half_rate_depths={"bfloat16": 137, "float16": 137, "float32": 354},
             link_latency_s=3.4e-6,
             kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,
@@ -403,9 +406,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             source=(
                 "NVIDIA H100 SXM data sheet, dense figures (989 TFLOP/s bf16, TF32 494, FP8 1979, 3350 GB/s, NVLink"
                 " 900 GB/s both ways, 700 W); 8 x 400 Gb/s InfiniBand per DGX H100; capacity as CUDA reports it;"
-                " latency per step: NCCL src/graph/tuning.cc, ring, simple protocol; matmuls: bfloat16 of 256 to 4,096 in"
-                " openxla/xla xla/service/gpu/model/default_matmul_perf_table.txtpb (sm_90), 97 % of which are within 20 %"
-                " of latency and rate, float32 from the same; 75 W idle is an estimate; PCIe 5.0,"
+                " latency per step: NCCL src/graph/tuning.cc, ring, simple protocol; matmuls: latency, depth"
+                " and float32 from 152 products of 256 to 8,192 of each dtype in openxla/xla"
+                " xla/service/gpu/model/default_matmul_perf_table.txtpb (sm_90), which they give within 6 % (float32 16 %),"
+                " root mean square; 75 W idle is an estimate; PCIe 5.0,"
                 " 128 GB/s both ways: the data sheet"
             ),
         ),
@@ -421,14 +425,15 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 1979e12,
             },
             vector_flops_per_s=67e12,
-            matrix_efficiency=0.69,
+            matrix_efficiency=0.73,
             attention_efficiency=ATTENTION_EFFICIENCY,
             compute_spread=COMPUTE_SPREAD,
-            matrix_latency_s=5.5e-6,
+            matrix_latency_s=6.4e-6,
             hbm_bytes=151_397_597_184,
             hbm_bytes_per_s=4800e9,
             link_bytes_per_s=450e9,
-            efficiencies={"float32": 0.6},
+            efficiencies={"float32": 0.65},
+            half_rate_depths={"bfloat16": 137, "float16": 137, "float32": 354},
             link_latency_s=3.4e-6,
             kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,
@@ -457,11 +462,13 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "int8": 4500e12,
             },
             vector_flops_per_s=75e12,
-            matrix_efficiency=0.64,
-            matrix_latency_s=5.9e-6,
+            matrix_efficiency=0.69,
+            matrix_latency_s=5.6e-6,
             hbm_bytes=191_514_083_328,
             hbm_bytes_per_s=7672e9,
             link_bytes_per_s=900e9,
+            efficiencies={"float32": 0.7},
+            half_rate_depths={"bfloat16": 203, "float16": 203, "float32": 257},
             link_latency_s=3.4e-6,
             kernel_latency_s=_GPU_KERNEL_S,
             node_size=8,

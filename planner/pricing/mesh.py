@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,7 @@ class Mesh:
     matmul_flops_per_s: float = math.inf
     attention_efficiency: float = 1.0
     matrix_lanes: int = 128
+    half_rate_depths: Mapping[str, float] = field(default_factory=dict[str, float])
     host_seconds_per_byte: float = 0.0
     host_per_byte: float = 0.0
     combined_bytes: float = math.inf
@@ -214,6 +215,7 @@ def make_mesh(
         matmul_flops_per_s=topology.chip.peak("bfloat16", "matrix") * topology.chip.efficiency("bfloat16"),
         attention_efficiency=topology.chip.attention_efficiency,
         matrix_lanes=topology.chip.matrix_lanes,
+        half_rate_depths=topology.chip.half_rate_depths,
         host_seconds_per_byte=host_seconds,
         host_per_byte=host_per_byte,
         combined_bytes=compiler.combined_bytes,

@@ -313,8 +313,12 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     engine = "vector" if by_vector else op_engine(op)
     padded = compiler.runs("tiling") and not by_vector
     multiplied = flops * _filled(graph, grouping, op, strategies, mesh.matrix_lanes) if padded else flops
-    pieces = _pieces(graph, grouping, op, strategies, flops) if compiler.runs("gemm-tiling") else 1.0
-    dtype = op_dtype(graph, op)
+    dtype, pieces = op_dtype(graph, op), 1.0
+    if compiler.runs("gemm-tiling"):
+        pieces = _pieces(graph, grouping, op, strategies, flops)
+        multiplied = multiplied * _shallow(
+            graph, grouping, op, strategies, flops, mesh.half_rate_depths.get(dtype, 0.0)
+        )
     if program.kernels is not None and op.id in program.kernels.of_matmuls:
         multiplied = NOT_HIDDEN * multiplied
     seconds = model.compute_seconds(
@@ -386,8 +390,32 @@ def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, la
     return np.broadcast_to(share, len(strategies))
 
 
+def _shallow(
+    graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, flops: Floats, half_rate_depth: float
+) -> Floats:
+    """By how much longer a matmul takes than one that contracts over a large extent, for each of its operations."""
+    if not half_rate_depth or not traits(op.kind).matmul:
+        return np.ones(len(strategies))
+    (result, *_), (dims, *_) = op.results, grouping.placements[op.id].results
+    sizes = np.asarray(strategies.axis_sizes, np.int64)
+    made = np.prod(_local_extents(graph.tensors[result].aval.shape, strategies.locations(dims), sizes), axis=1)
+    return 1 + half_rate_depth * 2 * made / np.maximum(flops, 1.0)
+
+
+SPLIT_ELEMENTS = 256 * 128 * 128
+"""Of the result of a product that a GPU's compiler contracts in parts, all parts together.
+
+By jaxlib 0.10.2 for h100:8 results of 256 x 256 are contracted in 32 parts, 256 x 1024 in 8, 1024 x 1024 in 4, 1024 x 2048
+in 2, and 4096 x 4096 whole (XLA's pass `splitk-rewriter`).
+"""
+
+
 def _pieces(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, flops: Floats) -> Floats:
-    """As how many of the largest measured products of matrices an op counts: parts of one, where it is smaller."""
+    """As how many of the largest measured products of matrices an op counts: parts of one, where it is smaller.
+
+    One whose result has too few tiles to occupy the chip contracts in parts, several at once, which gains nothing in
+    float32.
+    """
     multiplied = _product(graph, grouping, op, strategies) if op.kind == "dot_general" else None
     if multiplied is None:
         return np.ones(len(strategies))
@@ -396,7 +424,11 @@ def _pieces(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, fl
     pieces = batch / np.minimum(batch, MEASURED_BATCH)
     for extent in extents:
         pieces = pieces * extent / np.clip(extent, *MEASURED_EXTENTS)
-    return pieces
+    if op_dtype(graph, op) == "float32":
+        return pieces
+    deep = np.maximum(extents[0] / MEASURED_EXTENTS[1], 1.0)
+    parts = np.minimum(SPLIT_ELEMENTS / (batch * extents[1] * extents[2]), deep)
+    return pieces / np.clip(parts, 1.0, MEASURED_BATCH)
 
 
 def _product(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> tuple[Floats, ...] | None:

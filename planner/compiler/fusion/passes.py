@@ -252,7 +252,8 @@ MASKED_RAGGED_SUMS = Pass(
 GEMM_TILING = Pass(
     name="gemm-tiling",
     phase="fusion",
-    does="Multiplies small matrices at the rate of the part of a large product that they are.",
+    does="Multiplies small matrices at the rate of the part of a large product that they are, shallow ones slower, and "
+    "contracts in parts where the result is small.",
     evidence=Evidence(release="jaxlib 0.10.2", seen="products of 128 to 16,384 rows and columns compiled for h100:8"),
 )
 

@@ -27,6 +27,7 @@ Ignored: what collectives take of the memory's bandwidth.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ from planner.verify.hlo.schedule_walk import FREE, ScheduleEstimate, ScheduleWal
 from planner.verify.hlo.text import Computation, Instruction, Module, arrays_of, element_bits, kind_of
 from planner.verify.hlo.work import convolution_flops, hbm_bytes_of, instruction_flops
 
-_TABLE_EFFICIENCY = {"h100": 0.78, "h200": 0.78, "b200": 0.64}
-"""By chip the share of its peak that large products in bfloat16 reach in the compiler's table of measurements."""
+_TABLE_EFFICIENCY = {"h100": 0.85, "h200": 0.85, "b200": 0.69}
+"""By chip the share of its peak that products in bfloat16 of any depth reach in the compiler's table of measurements."""
 _MEASURED_PRODUCTS = frozenset(
     {
         ("bf16", "bf16", "bf16"),
@@ -168,7 +169,7 @@ class _Walker(ScheduleWalk[Chip]):
             slower = reached / chip.matrix_efficiency
             return max(slower * product.put_right(sol), least), True
         if flops:
-            matrix = chip.matrix_latency_s + flops / (peak * chip.efficiency(kernel.dtype))
+            matrix = chip.matrix_latency_s + kernel.worked(chip) / (peak * chip.efficiency(kernel.dtype))
             return max(matrix, least), False
         if instruction.shape.startswith("(") or _updates_in_place(instruction, self.module):
             return least, False
@@ -211,6 +212,13 @@ class _Kernel:
             roles = _roles(self.instruction, self.computation)
             return convolution_flops(self.instruction.attributes, *roles, lanes=1)
         return instruction_flops(self.instruction, self.computation, self.module)
+
+    def worked(self, chip: Chip) -> float:
+        """Operations, as many more as a product takes longer that contracts over little (`Chip.half_rate_depths`)."""
+        if _is_library_attention(self.instruction):
+            return self.flops
+        made = math.prod(next(arrays_of(self.instruction.shape))[1])
+        return self.flops + 2 * made * chip.half_rate_depths.get(self.dtype, 0.0)
 
 
 def _dot_in(
