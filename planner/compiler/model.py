@@ -87,6 +87,7 @@ PassName = Literal[
     "all-reduce-combiner",
     "async-all-gather",
     "async-all-reduce",
+    "async-collectives",
     "sparse-core-collectives",
     "async-collective-permute",
     "reduce-scatter-decomposer",

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import final
 
+from planner.compiler.collectives.beside import flops_beside
 from planner.decisions.decision_graph import Flow, Read, Transfer
 from planner.decisions.groups import Grouping
 from planner.program.graph import Graph
@@ -132,15 +133,37 @@ def _parts_of_combined(
     }
 
 
+def there_before(graph: Graph) -> dict[int, bool]:
+    """Which tensors are there before their body runs."""
+    there: dict[int, bool] = dict.fromkeys(graph.inputs, True)
+    for op in graph.ops:
+        fetched = op.kind in ALWAYS_THERE or (
+            bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
+        )
+        there |= dict.fromkeys(op.results, fetched)
+    return there
+
+
+def flops_beside_awaited(graph: Graph, flow: Flow, reads: Mapping[int, Sequence[Read]]) -> dict[int, float]:
+    """Those beside transfers of what the body of a loop makes and waits for; see `flops_beside`."""
+    there, unawaited = there_before(graph), {transfer.id for transfer in unawaited_sums(graph, flow)}
+    awaited = [
+        t
+        for t in flow.transfers
+        if graph.regions[t.region].parent is not None and t.id not in unawaited and not there.get(t.tensor, True)
+    ]
+    return flops_beside(graph, awaited, reads)
+
+
 @final
 class OverlapFlops(Mapping[int, float]):
     """By transfer the flops of the matmuls beside which it runs; worked out when they are read.
 
     For a gather that can start before its body runs, those of the matmuls that read what it brings, in a loop, where it
     runs in the trip before; outside of loops no more than those of the matmuls before these, and none where anything else
-    reads what it brings, which is scheduled at once. For a sum that nothing waits for, those `after_sums`. At most those
-    that hide it: `enough` flops for any gather, and so many for each byte. So layers are alike though the tensors that the
-    first of them fetch are read by all later ones, along the residual stream.
+    reads what it brings, which is scheduled at once. For other transfers those that are `known`. At most those that hide
+    it: `enough` flops for any collective, and so many for each byte. So layers are alike though the tensors that the first
+    of them fetch are read by all later ones, along the residual stream.
     """
 
     def __init__(
@@ -149,9 +172,9 @@ class OverlapFlops(Mapping[int, float]):
         flow: Flow,
         reads: Mapping[int, list[Read]],
         enough: tuple[float, float],
-        after_sums: Mapping[int, float],
+        known: Mapping[int, float],
     ) -> None:
-        self._graph, self._flow, self._reads, self._enough, self._after_sums = graph, flow, reads, enough, after_sums
+        self._graph, self._flow, self._reads, self._enough, self._given = graph, flow, reads, enough, known
         self._known: dict[int, float] = {}
         self._sums: dict[int, float] = {}
 
@@ -170,14 +193,7 @@ class OverlapFlops(Mapping[int, float]):
 
     @cached_property
     def _there(self) -> dict[int, bool]:
-        """Which tensors are there before their body runs."""
-        there: dict[int, bool] = dict.fromkeys(self._graph.inputs, True)
-        for op in self._graph.ops:
-            fetched = op.kind in ALWAYS_THERE or (
-                bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
-            )
-            there |= dict.fromkeys(op.results, fetched)
-        return there
+        return there_before(self._graph)
 
     @cached_property
     def _matmuls_behind(self) -> list[int]:
@@ -215,8 +231,8 @@ class OverlapFlops(Mapping[int, float]):
         """Those of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
         graph, (of_any, per_byte) = self._graph, self._enough
         enough = of_any + per_byte * graph.tensors[transfer.tensor].aval.bytes
-        if enough and transfer.id in self._after_sums:
-            return min(enough, self._after_sums[transfer.id])
+        if enough and transfer.id in self._given:
+            return min(enough, self._given[transfer.id])
         if not enough or not self._there.get(transfer.tensor, True):
             return 0.0
         matmuls, whole = 0, graph.regions[transfer.region].parent is None

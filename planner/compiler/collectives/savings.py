@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from planner.compiler.collectives.overlap import OverlapFlops, combined, flops_after_sums
+from planner.compiler.collectives.overlap import OverlapFlops, combined, flops_after_sums, flops_beside_awaited
 from planner.compiler.model import CompilerModel
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.decisions.decision_graph import Flow, Read, Transfer, read_as_stored
@@ -66,6 +66,11 @@ def savings_of(
     waiting = {transfer: [read for read in of if read not in stored] for transfer, of in reads.items()}
     merged = reassociated(graph, grouping, flow) if compiler.runs("all-reduce-reassociate") else {}
     by_sparse_cores = compiler.runs("sparse-core-collectives")
+    beside: dict[int, float] = {}
+    if by_sparse_cores or compiler.runs("async-all-reduce"):
+        beside = flops_after_sums(graph, flow, in_loops=by_sparse_cores, combined_bytes=compiler.combined_bytes)
+    if compiler.runs("async-collectives"):
+        beside |= flops_beside_awaited(graph, flow, reads)
     return Savings(
         reassociated=merged,
         latency=combined(graph, grouping, flow, merged) if compiler.runs("all-reduce-combiner") else {},
@@ -75,9 +80,7 @@ def savings_of(
             flow,
             waiting if compiler.runs("async-all-gather") else {},
             enough,
-            flops_after_sums(graph, flow, in_loops=by_sparse_cores, combined_bytes=compiler.combined_bytes)
-            if by_sparse_cores or compiler.runs("async-all-reduce")
-            else {},
+            beside,
         ),
     )
 

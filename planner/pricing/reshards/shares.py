@@ -22,10 +22,12 @@ MOVING = ("all-gather", "all-to-all", "collective-permute")
 def hideable(mesh: Mesh, *, summing: bool) -> tuple[str, ...]:
     """What of `COUNTED` may run beside matmuls, of a sum or of a tensor that is read.
 
-    A gather that is compiled to an all-reduce does where SparseCores sum.
+    A gather that is compiled to an all-reduce does where SparseCores sum, and exchanges do where every collective may.
     """
     if summing:
         return SUMMING
+    if mesh.compiler.runs("async-collectives"):
+        return MOVING
     return ("all-gather", GATHER_BY_SUM) if mesh.compiler.runs("sparse-core-collectives") else ("all-gather",)
 
 

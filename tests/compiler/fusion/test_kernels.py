@@ -135,6 +135,21 @@ def test_what_waits_for_a_sum_of_all_rows_is_another_kernel_however_small_the_su
     assert sorted(filter(None, read)) == [1, 2]  # one sums, the other reads again and writes
 
 
+@pytest.mark.parametrize("compiler", [TPU, GPU], ids=["tpu", "gpu"])
+def test_what_waits_for_a_norm_of_several_arrays_reads_each_of_them_again(compiler: CompilerModel) -> None:
+    """As gradients are that are clipped: a pass for the squares of each, and one that scales it."""
+
+    def fn(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        norm = jnp.sqrt(sum(jnp.sum(array**2) for array in arrays))
+        return [array / norm for array in arrays], norm
+
+    arrays = [jax.ShapeDtypeStruct((1 << 10, width), jnp.float32) for width in (512, 1024, 2048)]
+    _, kernels = _kernels(fn, *arrays, compiler=compiler)
+    for array in arrays:
+        read = [sum(access.shape == array.shape for access in kernel.others) for kernel in kernels]
+        assert sorted(filter(None, read)) == [1, 2]
+
+
 @pytest.mark.parametrize(("compiler", "goes_on"), [(TPU, True), (GPU, False)], ids=["tpu", "gpu"])
 def test_convolutions_of_libraries_go_on_with_nothing(compiler: CompilerModel, goes_on: bool) -> None:
     def fn(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:

@@ -97,6 +97,27 @@ def _gathers_beside_matmuls(found: Compiled) -> bool:
     return fused or any(is_matmul(found, one) for one in beside)
 
 
+def _exchanged(x: Any, query: Any, key: Any) -> Any:
+    def body(x: Any, _: None) -> Any:
+        exchanged = laid(jnp.tanh(x @ query), 4, None, "x")
+        return laid(exchanged * 2, 4, "x") + jnp.tanh(x @ key), None
+
+    return lax.scan(body, x, None, length=4)[0]
+
+
+EXCHANGED = Program(
+    fn=_exchanged,
+    args=(Array(shape=(65536, 4096), spec=P("x")), *(Array(shape=(4096, 4096)),) * 2),
+    devices=4,
+)
+"""In a loop, the result of a product is exchanged for one split along its other dim, and back; another product is left."""
+
+
+def _exchanged_beside_matmuls(found: Compiled) -> bool:
+    (body,) = found.bodies
+    return any(is_matmul(found, one) for one in kernels_beside(found, "all-to-all", body))
+
+
 def _both_ways(x: Any, y: Any) -> Any:
     def fn(x: Any, y: Any) -> Any:
         up = [(n, (n + 1) % 4) for n in range(4)]
@@ -201,6 +222,13 @@ PROBES = (
         programs=(GRADIENTS,),
         shows="the sum of a gradient runs beside matmuls after it",
         seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce")),
+    ),
+    Probe(
+        of="async-collectives",
+        topology="h100:4",
+        programs=(EXCHANGED,),
+        shows="what a product made is exchanged beside a product that needs none of it",
+        seen=_exchanged_beside_matmuls,
     ),
     Probe(
         of="sparse-core-collectives",
