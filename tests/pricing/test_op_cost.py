@@ -194,12 +194,12 @@ def _product_seconds(rows: int, columns: int, contracted: int, dtype: Any = jnp.
 
 
 @pytest.mark.parametrize(
-    ("dtype", "measured"), [(jnp.bfloat16, 1.43), (jnp.float32, 1.92)], ids=["bfloat16", "float32"]
+    ("dtype", "measured", "within"), [(jnp.bfloat16, 1.41, 0.1), (jnp.float32, 1.7, 0.15)], ids=["bfloat16", "float32"]
 )
-def test_shallow_products_take_longer_on_gpus_for_what_they_do(dtype: Any, measured: float) -> None:
+def test_shallow_products_take_longer_on_gpus_for_what_they_do(dtype: Any, measured: float, within: float) -> None:
     """Eight times 4096 x 4096 x 512 beside 4096 x 4096 x 4096, as XLA's table of measured products for H100 has them."""
     ratio = 8 * _product_seconds(4096, 4096, 512, dtype) / _product_seconds(4096, 4096, 4096, dtype)
-    assert ratio == pytest.approx(measured, rel=0.15)
+    assert ratio == pytest.approx(measured, rel=within)
 
 
 def test_products_with_small_results_contract_in_parts_on_gpus() -> None:

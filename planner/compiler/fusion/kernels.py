@@ -162,6 +162,13 @@ class _Kernel:
     """For each other group whose ops are fused to it: a tensor, and its dims in that group and in this one."""
 
 
+class _Awaited(NamedTuple):
+    """The kernels that make small tensors, and those of them all of which a scalar waits for: none goes on with it."""
+
+    whole: Collection[int]
+    makers: Collection[int]
+
+
 @dataclass
 class _Walk:
     graph: Graph
@@ -316,10 +323,10 @@ class _Walk:
     def written(self, op: Op, tensor: int, dims: Dims, leaves: Leaves, *, reduced: bool) -> None:
         """Has what a fused op makes written by a kernel: that which makes what it reads, a pass at hand, or a new one."""
         large = counted(self.graph, leaves)
-        small = set(self.makers_of(leaves.keys() - large))
+        small = self.awaited(leaves.keys() - large)
         after = self.latest_of(large)
         number = self.continued(op, tensor, dims, leaves, self.matmul_of(leaves, after), reduced=reduced)
-        if number is None or self.leads_to(number, small):
+        if number is None or self.waited_for(number, small):
             barred = max((self.barred[leaf] for leaf in leaves if leaf in self.barred), default=0)
             number = self.at_hand(op, leaves, max(after, barred), small)
         self.write(op, number, tensor, dims, leaves)
@@ -327,6 +334,15 @@ class _Walk:
             kernel = self.kernels[number]
             kernel.rows_kept &= op.id in self.rows_kept
             kernel.reduced.add(tensor)
+
+    def awaited(self, small: Iterable[int]) -> _Awaited:
+        """What must have run where these small tensors are read."""
+        whole = {maker for leaf in small for maker in self.scalars.get(leaf, ())}
+        return _Awaited(whole, whole | set(self.makers_of(small)))
+
+    def waited_for(self, number: int, small: _Awaited) -> bool:
+        """Whether a kernel must have run before what reads small tensors begins."""
+        return number in small.whole or self.leads_to(number, small.makers)
 
     def matmul_of(self, leaves: Collection[int], after: int) -> int:
         """The matmul that makes the largest of these, where what makes the others can run before it; else `after`."""
@@ -406,7 +422,7 @@ class _Walk:
                 return None
         return after
 
-    def at_hand(self, op: Op, leaves: Leaves, after: int, small: Collection[int]) -> int:
+    def at_hand(self, op: Op, leaves: Leaves, after: int, small: _Awaited) -> int:
         """A pass of the op's group that reads the same and does not run too early, or a new one.
 
         Too early is what runs before `after`, or before kernels that make what is small and read, too.
@@ -420,7 +436,7 @@ class _Walk:
                 break
             own = [leaf for leaf in leaves if self.made_by.get(leaf) == number]
             goes_on = bool(kernel.reduced) and kernel.rows_kept
-            if any((leaf in kernel.reduced) != goes_on for leaf in own) or self.leads_to(number, small):
+            if any((leaf in kernel.reduced) != goes_on for leaf in own) or self.waited_for(number, small):
                 continue
             if any(leaf in kernel.reads or self.made_by.get(leaf) == number for leaf in large):
                 return number

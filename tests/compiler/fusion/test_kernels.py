@@ -139,9 +139,10 @@ def test_what_waits_for_a_sum_of_all_rows_is_another_kernel_however_small_the_su
 def test_what_waits_for_a_norm_of_several_arrays_reads_each_of_them_again(compiler: CompilerModel) -> None:
     """As gradients are that are clipped: a pass for the squares of each, and one that scales it."""
 
-    def fn(*arrays: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        norm = jnp.sqrt(sum(jnp.sum(array**2) for array in arrays))
-        return [array / norm for array in arrays], norm
+    def fn(*arrays: jax.Array) -> list[jax.Array]:
+        gradients = [jnp.tanh(array) for array in arrays]
+        norm = jnp.sqrt(sum(jnp.sum(gradient**2) for gradient in gradients))
+        return [gradient / norm for gradient in gradients]
 
     arrays = [jax.ShapeDtypeStruct((1 << 10, width), jnp.float32) for width in (512, 1024, 2048)]
     _, kernels = _kernels(fn, *arrays, compiler=compiler)
