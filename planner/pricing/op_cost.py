@@ -44,6 +44,13 @@ NOT_HIDDEN = 1 / 20
 """The share of the vector unit's work on operands and results of matmuls that counts: the units work side by side, and of
 plans that are equal otherwise the one that computes less is better."""
 
+SPLIT_ELEMENTS = 256 * 128 * 128
+"""Of the result of a product that a GPU's compiler contracts in parts, all parts together.
+
+By jaxlib 0.10.2 for h100:8 results of 256 x 256 are contracted in 32 parts, 256 x 1024 in 8, 1024 x 1024 in 4, 1024 x 2048
+in 2, and 4096 x 4096 whole (XLA's pass `splitk-rewriter`).
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -400,14 +407,6 @@ def _shallow(
     sizes = np.asarray(strategies.axis_sizes, np.int64)
     made = np.prod(_local_extents(graph.tensors[result].aval.shape, strategies.locations(dims), sizes), axis=1)
     return 1 + half_rate_depth * 2 * made / np.maximum(flops, 1.0)
-
-
-SPLIT_ELEMENTS = 256 * 128 * 128
-"""Of the result of a product that a GPU's compiler contracts in parts, all parts together.
-
-By jaxlib 0.10.2 for h100:8 results of 256 x 256 are contracted in 32 parts, 256 x 1024 in 8, 1024 x 1024 in 4, 1024 x 2048
-in 2, and 4096 x 4096 whole (XLA's pass `splitk-rewriter`).
-"""
 
 
 def _pieces(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, flops: Floats) -> Floats:
