@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from planner.decisions.decision_graph import Read, Transfer
 from planner.program.graph import Graph
-from planner.rules.op_work import op_flops
 from planner.rules.primitives import traits
 
 WITHIN = 16
@@ -37,15 +36,16 @@ class _Near(NamedTuple):
     bits: int
 
 
-def flops_beside(graph: Graph, transfers: Iterable[Transfer], reads: Mapping[int, Sequence[Read]]) -> dict[int, float]:
+def flops_beside(
+    graph: Graph, transfers: Iterable[Transfer], reads: Mapping[int, Sequence[Read]], flops: Sequence[float]
+) -> dict[int, float]:
     """By transfer the flops of its part of the matmuls of its body that depend on it in neither way, where there are any.
 
-    `reads` are those that a transfer serves; without any it serves all of its tensor. What is made of the same matmuls is
-    one value, of which one form moves.
+    `reads` are those that a transfer serves; without any it serves all of its tensor. `flops` are those of all matmuls, in
+    the order of the program. What is made of the same matmuls is one value, of which one form moves.
     """
     matmuls = [op for op in graph.ops if traits(op.kind).matmul]
     made, (behind, read) = _makers(graph), _readers(graph, len(matmuls))
-    flops = [op_flops(graph, op) for op in matmuls]
     alike: dict[tuple[_Near, tuple[int, ...]], list[int]] = {}
     for transfer in transfers:
         ahead = made[transfer.tensor]

@@ -39,9 +39,13 @@ Llama and GPT, and next to nothing else.
 """
 
 
-def combined(graph: Graph, grouping: Grouping, flow: Flow, merged: Collection[int]) -> dict[int, float]:
-    """By transfer that is combined with others the part of a latency that it takes; those that are `merged` are not."""
-    unawaited = unawaited_sums(graph, flow)
+def combined(
+    graph: Graph, grouping: Grouping, flow: Flow, merged: Collection[int], unawaited: Sequence[Transfer]
+) -> dict[int, float]:
+    """By transfer that is combined with others the part of a latency that it takes; those that are `merged` are not.
+
+    `unawaited` are the sums that nothing waits for.
+    """
     counts = Counter(t.region for t in unawaited)
     found = {t.id: 1 / counts[t.region] for t in unawaited}
     others = [t for t in flow.transfers if t.reduced and t.id not in found and t.id not in merged]
@@ -83,14 +87,16 @@ def unawaited_sums(graph: Graph, flow: Flow) -> list[Transfer]:
     return [t for t in flow.transfers if t.reduced and t.tensor not in waited]
 
 
-def flops_after_sums(graph: Graph, flow: Flow, *, in_loops: bool, combined_bytes: float) -> dict[int, float]:
-    """By sum that nothing waits for the flops of the matmuls of its body between it and the next such sum.
+def flops_after_sums(
+    graph: Graph, unawaited: Sequence[Transfer], *, in_loops: bool, combined_bytes: float
+) -> dict[int, float]:
+    """By sum that nothing waits for (`unawaited`) the flops of the matmuls of its body between it and the next such sum.
 
     But with `in_loops` those of a loop's trip are combined, and run behind its last matmul; without, those outside of loops
     are, up to `combined_bytes` into one: it begins when the last of them is made, and each has its part of what follows.
     """
     made: dict[int, list[Transfer]] = {}
-    for transfer in unawaited_sums(graph, flow):
+    for transfer in unawaited:
         if not in_loops and graph.regions[transfer.region].parent is not None:
             continue
         made.setdefault(graph.tensors[transfer.tensor].producer or 0, []).append(transfer)
@@ -133,37 +139,16 @@ def _parts_of_combined(
     }
 
 
-def there_before(graph: Graph) -> dict[int, bool]:
-    """Which tensors are there before their body runs."""
-    there: dict[int, bool] = dict.fromkeys(graph.inputs, True)
-    for op in graph.ops:
-        fetched = op.kind in ALWAYS_THERE or (
-            bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
-        )
-        there |= dict.fromkeys(op.results, fetched)
-    return there
-
-
-def flops_beside_awaited(graph: Graph, flow: Flow, reads: Mapping[int, Sequence[Read]]) -> dict[int, float]:
-    """Those beside transfers of what the body of a loop makes and waits for; see `flops_beside`."""
-    there, unawaited = there_before(graph), {transfer.id for transfer in unawaited_sums(graph, flow)}
-    awaited = [
-        t
-        for t in flow.transfers
-        if graph.regions[t.region].parent is not None and t.id not in unawaited and not there.get(t.tensor, True)
-    ]
-    return flops_beside(graph, awaited, reads)
-
-
 @final
 class OverlapFlops(Mapping[int, float]):
     """By transfer the flops of the matmuls beside which it runs; worked out when they are read.
 
     For a gather that can start before its body runs, those of the matmuls that read what it brings, in a loop, where it
-    runs in the trip before; outside of loops no more than those of the matmuls before these, and none where anything else
-    reads what it brings, which is scheduled at once. For other transfers those that are `known`. At most those that hide
-    it: `enough` flops for any collective, and so many for each byte. So layers are alike though the tensors that the first
-    of them fetch are read by all later ones, along the residual stream.
+    runs in the trip before; outside of loops no more than those of the matmuls before these, and none where anything
+    else reads what it brings, which is scheduled at once. For a sum that nothing waits for, those `after_sums`, and for
+    what is `awaited` those that depend on it in neither way, its part of them (see `flops_beside`). At most those that
+    hide it: `enough` flops for any collective, and so many for each byte. So layers are alike though the tensors that
+    the first of them fetch are read by all later ones, along the residual stream.
     """
 
     def __init__(
@@ -172,9 +157,11 @@ class OverlapFlops(Mapping[int, float]):
         flow: Flow,
         reads: Mapping[int, list[Read]],
         enough: tuple[float, float],
-        known: Mapping[int, float],
+        after_sums: Mapping[int, float],
+        awaited: Sequence[Transfer],
     ) -> None:
-        self._graph, self._flow, self._reads, self._enough, self._given = graph, flow, reads, enough, known
+        self._graph, self._flow, self._reads, self._enough = graph, flow, reads, enough
+        self._after_sums, self._awaited = after_sums, awaited
         self._known: dict[int, float] = {}
         self._sums: dict[int, float] = {}
 
@@ -193,7 +180,20 @@ class OverlapFlops(Mapping[int, float]):
 
     @cached_property
     def _there(self) -> dict[int, bool]:
-        return there_before(self._graph)
+        """Which tensors are there before their body runs."""
+        there: dict[int, bool] = dict.fromkeys(self._graph.inputs, True)
+        for op in self._graph.ops:
+            fetched = op.kind in ALWAYS_THERE or (
+                bool(traits(op.kind).fused) and all(there.get(tensor, True) for tensor in op.operands)
+            )
+            there |= dict.fromkeys(op.results, fetched)
+        return there
+
+    @cached_property
+    def _beside(self) -> Mapping[int, float]:
+        """By awaited transfer of what its body makes its part of the flops beside it."""
+        made = [t for t in self._awaited if not self._there.get(t.tensor, True)]
+        return flops_beside(self._graph, made, self._reads, self._flops_of_matmuls) if made else {}
 
     @cached_property
     def _matmuls_behind(self) -> list[int]:
@@ -231,10 +231,12 @@ class OverlapFlops(Mapping[int, float]):
         """Those of one run of the matmuls of its body that read what a transfer brings, through other ops or at once."""
         graph, (of_any, per_byte) = self._graph, self._enough
         enough = of_any + per_byte * graph.tensors[transfer.tensor].aval.bytes
-        if enough and transfer.id in self._given:
-            return min(enough, self._given[transfer.id])
-        if not enough or not self._there.get(transfer.tensor, True):
+        if not enough:
             return 0.0
+        if transfer.id in self._after_sums:
+            return min(enough, self._after_sums[transfer.id])
+        if not self._there.get(transfer.tensor, True):
+            return min(enough, self._beside.get(transfer.id, 0.0))
         matmuls, whole = 0, graph.regions[transfer.region].parent is None
         for op, _ in self._reads.get(transfer.id, ()):
             behind = self._matmuls_behind[op] if graph.ops[op].region == transfer.region else 0

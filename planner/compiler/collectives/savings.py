@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from planner.compiler.collectives.overlap import OverlapFlops, combined, flops_after_sums, flops_beside_awaited
+from planner.compiler.collectives.overlap import OverlapFlops, combined, flops_after_sums, unawaited_sums
 from planner.compiler.model import CompilerModel
 from planner.compiler.simplify.convert_mover import NarrowReads
 from planner.decisions.decision_graph import Flow, Read, Transfer, read_as_stored
@@ -66,21 +66,24 @@ def savings_of(
     waiting = {transfer: [read for read in of if read not in stored] for transfer, of in reads.items()}
     merged = reassociated(graph, grouping, flow) if compiler.runs("all-reduce-reassociate") else {}
     by_sparse_cores = compiler.runs("sparse-core-collectives")
-    beside: dict[int, float] = {}
-    if by_sparse_cores or compiler.runs("async-all-reduce"):
-        beside = flops_after_sums(graph, flow, in_loops=by_sparse_cores, combined_bytes=compiler.combined_bytes)
+    unawaited = unawaited_sums(graph, flow)
+    awaited: list[Transfer] = []
     if compiler.runs("async-collectives"):
-        beside |= flops_beside_awaited(graph, flow, reads)
+        left = {transfer.id for transfer in unawaited}
+        awaited = [t for t in flow.transfers if graph.regions[t.region].parent is not None and t.id not in left]
     return Savings(
         reassociated=merged,
-        latency=combined(graph, grouping, flow, merged) if compiler.runs("all-reduce-combiner") else {},
+        latency=combined(graph, grouping, flow, merged, unawaited) if compiler.runs("all-reduce-combiner") else {},
         bytes={transfer: fraction for transfer, fraction in moved.items() if fraction < 1},
         overlap_flops=OverlapFlops(
             graph,
             flow,
             waiting if compiler.runs("async-all-gather") else {},
             enough,
-            beside,
+            flops_after_sums(graph, unawaited, in_loops=by_sparse_cores, combined_bytes=compiler.combined_bytes)
+            if by_sparse_cores or compiler.runs("async-all-reduce")
+            else {},
+            awaited,
         ),
     )
 

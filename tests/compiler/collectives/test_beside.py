@@ -27,12 +27,16 @@ def shape(*extents: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(extents, jnp.bfloat16)
 
 
+def model(fn: Body, chip: str = "h100") -> Model:
+    graph = build_graph(trace(fn, (shape(ROWS, WIDTH), *(shape(WIDTH, WIDTH),) * 3)))
+    return model_of(graph, pinned_outputs=set(), kept=set(), compiler=compiler_of(CHIPS[chip]))
+
+
 def looped(body: Body, chip: str = "h100") -> Model:
     def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
         return lax.scan(lambda x, _: (body(x, u, v, w), None), x, None, length=4)[0]
 
-    graph = build_graph(trace(fn, (shape(ROWS, WIDTH), *(shape(WIDTH, WIDTH),) * 3)))
-    return model_of(graph, pinned_outputs=set(), kept=set(), compiler=compiler_of(CHIPS[chip]))
+    return model(fn, chip)
 
 
 def hidden_of_products(model: Model) -> list[float]:
@@ -66,9 +70,7 @@ def test_what_only_gradients_of_weights_read_is_waited_for() -> None:
     def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
         return lax.scan(lambda x, _: body(x, u, v, w), x, None, length=4)
 
-    graph = build_graph(trace(fn, (shape(ROWS, WIDTH), *(shape(WIDTH, WIDTH),) * 3)))
-    model = model_of(graph, pinned_outputs=set(), kept=set(), compiler=compiler_of(CHIPS["h100"]))
-    assert hidden_of_products(model)[0] == 0.0
+    assert hidden_of_products(model(fn))[0] == 0.0
 
 
 def test_in_a_chain_nothing_runs_beside_anything() -> None:
@@ -97,6 +99,4 @@ def test_values_that_could_move_at_once_share_what_runs_beside_them() -> None:
 
 
 def test_outside_of_loops_nothing_is_promised() -> None:
-    graph = build_graph(trace(lambda x, u, v: _two_ways(x, u, v, v), (shape(ROWS, WIDTH), *(shape(WIDTH, WIDTH),) * 2)))
-    model = model_of(graph, pinned_outputs=set(), kept=set(), compiler=compiler_of(CHIPS["h100"]))
-    assert not any(hidden_of_products(model))
+    assert not any(hidden_of_products(model(_two_ways)))
