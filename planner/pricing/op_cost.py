@@ -323,9 +323,7 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     dtype, pieces = op_dtype(graph, op), 1.0
     if compiler.runs("gemm-tiling"):
         pieces = _pieces(graph, grouping, op, strategies, flops)
-        multiplied = multiplied * _shallow(
-            graph, grouping, op, strategies, flops, mesh.half_rate_depths.get(dtype, 0.0)
-        )
+        multiplied = multiplied + 2 * mesh.half_rate_depths.get(dtype, 0.0) * _made(graph, grouping, op, strategies)
     if program.kernels is not None and op.id in program.kernels.of_matmuls:
         multiplied = NOT_HIDDEN * multiplied
     seconds = model.compute_seconds(
@@ -397,16 +395,13 @@ def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, la
     return np.broadcast_to(share, len(strategies))
 
 
-def _shallow(
-    graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, flops: Floats, half_rate_depth: float
-) -> Floats:
-    """By how much longer a matmul takes than one that contracts over a large extent, for each of its operations."""
-    if not half_rate_depth or not traits(op.kind).matmul:
-        return np.ones(len(strategies))
+def _made(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> Floats:
+    """The elements of the result of a matmul on a device: each takes as long as so many more terms (`half_rate_depths`)."""
+    if not traits(op.kind).matmul:
+        return np.zeros(len(strategies))
     (result, *_), (dims, *_) = op.results, grouping.placements[op.id].results
     sizes = np.asarray(strategies.axis_sizes, np.int64)
-    made = np.prod(_local_extents(graph.tensors[result].aval.shape, strategies.locations(dims), sizes), axis=1)
-    return 1 + half_rate_depth * 2 * made / np.maximum(flops, 1.0)
+    return np.prod(_local_extents(graph.tensors[result].aval.shape, strategies.locations(dims), sizes), axis=1)
 
 
 def _pieces(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, flops: Floats) -> Floats:

@@ -338,7 +338,7 @@ class _Walk:
     def awaited(self, small: Iterable[int]) -> _Awaited:
         """What must have run where these small tensors are read."""
         whole = {maker for leaf in small for maker in self.scalars.get(leaf, ())}
-        return _Awaited(whole, whole | set(self.makers_of(small)))
+        return _Awaited(whole, set(self.makers_of(small)))
 
     def waited_for(self, number: int, small: _Awaited) -> bool:
         """Whether a kernel must have run before what reads small tensors begins."""
