@@ -70,6 +70,11 @@ def kernels_beside(found: Compiled, kind: str, where: Computation | None = None)
     return [one for name in sent for one in instructions[at[name] + 1 : ends.get(name, 0)]]
 
 
+def matmuls_beside(found: Compiled, kind: str, where: Computation | None = None) -> bool:
+    """Whether a matmul runs while collectives of a kind are on their way."""
+    return any(is_matmul(found, one) for one in kernels_beside(found, kind, where))
+
+
 def _gathered(x: Any, up: Any, down: Any) -> Any:
     def body(x: Any, weights: Any) -> Any:
         return jnp.tanh(jnp.tanh(x @ laid(weights[0], 4)) @ laid(weights[1], 4)), None
@@ -92,9 +97,8 @@ def _gathers(tokens: int, width: int, inner: int) -> Program:
 def _gathers_beside_matmuls(found: Compiled) -> bool:
     """Whether a matmul of the loop runs while a weight is on its way."""
     (body,) = found.bodies
-    beside = kernels_beside(found, "all-gather", body)
     fused = any(one.name.startswith("async-collective-start") for one in body.instructions)
-    return fused or any(is_matmul(found, one) for one in beside)
+    return fused or matmuls_beside(found, "all-gather", body)
 
 
 def _exchanged(x: Any, query: Any, key: Any) -> Any:
@@ -115,7 +119,7 @@ EXCHANGED = Program(
 
 def _exchanged_beside_matmuls(found: Compiled) -> bool:
     (body,) = found.bodies
-    return any(is_matmul(found, one) for one in kernels_beside(found, "all-to-all", body))
+    return matmuls_beside(found, "all-to-all", body)
 
 
 def _both_ways(x: Any, y: Any) -> Any:
@@ -221,7 +225,7 @@ PROBES = (
         topology="h100:4",
         programs=(GRADIENTS,),
         shows="the sum of a gradient runs beside matmuls after it",
-        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce")),
+        seen=lambda found: matmuls_beside(found, "all-reduce"),
     ),
     Probe(
         of="async-collectives",
@@ -235,7 +239,7 @@ PROBES = (
         topology="v6e:2x2",
         programs=(replace(GRADIENTS, options=plan_options(parse_topology("v6e:2x2"))),),
         shows="the sum of a gradient runs beside matmuls after it",
-        seen=lambda found: any(is_matmul(found, one) for one in kernels_beside(found, "all-reduce")),
+        seen=lambda found: matmuls_beside(found, "all-reduce"),
     ),
     Probe(
         of="async-collective-permute",
