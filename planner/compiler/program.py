@@ -33,8 +33,8 @@ class CompiledProgram:
     `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
     written for that, on devices that hold several elements along a dim of it. `transposed_operands`: what products read,
     by op and position, that is transposed right before them by devices that hold several elements along certain dims.
-    `uncoalesced`: the transposes that read every element in a memory transaction of its own. `orders`: how the dims of
-    tensors lie on GPUs, from the outermost in. `row_major`: the tensors that lie in rows. `narrow_of`: by tensor that
+    `uncoalesced`: the transposes not done in tiles, with the bytes that each reads for an element. `orders`: how the dims
+    of tensors lie on GPUs, from the outermost in. `row_major`: the tensors that lie in rows. `narrow_of`: by tensor that
     stands as it was before it was widened, too, that one, which passes read.
     `reduced_at_once`: results of matmuls that are in memory only where they are partial sums.
     """
@@ -62,7 +62,7 @@ class CompiledProgram:
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     hoisted: list[Buffer] = field(default_factory=list[Buffer])
     read_through: ReadThrough = field(default_factory=lambda: ReadThrough(shares={}, absorbed=frozenset()))
-    uncoalesced: frozenset[int] = frozenset()
+    uncoalesced: Mapping[int, float] = field(default_factory=dict[int, float])
     orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     row_major: Mapping[int, Order] = field(default_factory=dict[int, Order])
     reduced_at_once: frozenset[int] = frozenset()

@@ -44,7 +44,6 @@ from planner.compiler.layout.gather_tables import (
     scattered_rows,
 )
 from planner.compiler.layout.multiplied import Order
-from planner.compiler.layout.uncoalesced_transposes import TRANSACTION_BYTES
 from planner.compiler.model import CompilerModel
 from planner.compiler.program import CompiledProgram
 from planner.compiler.simplify.convert_mover import is_by_vector
@@ -176,7 +175,8 @@ class _Walk:
     materialized: Sequence[bool]
     fused: Sequence[bool]
     compiler: CompilerModel
-    uncoalesced: Collection[int]
+    uncoalesced: Mapping[int, float]
+    """The bytes read for an element of what is transposed."""
     alone: Collection[int]
     """Fused ops that are kernels of their own all the same."""
     rows_kept: Collection[int]
@@ -250,7 +250,9 @@ class _Walk:
             }
         if op.id in self.uncoalesced:
             operands[0] = {
-                tensor: leaf._replace(share=leaf.share * TRANSACTION_BYTES / self.graph.tensors[tensor].aval.itemsize)
+                tensor: leaf._replace(
+                    share=leaf.share * self.uncoalesced[op.id] / self.graph.tensors[tensor].aval.itemsize
+                )
                 for tensor, leaf in operands[0].items()
             }
         some = [of for of in operands if of]
@@ -479,7 +481,7 @@ def kernels_of(program: CompiledProgram, *, inlined: bool = False) -> Kernels:
         fused=fused,
         compiler=compiler,
         uncoalesced=program.uncoalesced,
-        alone=program.relayouts | program.uncoalesced,
+        alone=program.relayouts | program.uncoalesced.keys(),
         rows_kept=rows_kept(graph, fused, materialized) if triton else (),
         narrow_of=program.narrow_of,
     )

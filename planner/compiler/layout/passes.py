@@ -118,11 +118,12 @@ TRANSPOSED_OPERANDS = Pass(
 UNCOALESCED_TRANSPOSES = Pass(
     name="uncoalesced-transposes",
     phase="layout",
-    does="Stores transposes with short inner dims, and reads every element of them in a memory transaction of its own.",
+    does="Stores transposes with short inner dims; reads an element per memory transaction where Triton does not do them.",
     evidence=Evidence(
         release="jaxlib 0.10.2",
         seen="transposes of attention heads and of images on h100:8",
-        source="xla/service/gpu/ir_emission_utils.cc, model/coalescing_analysis.cc",
+        source="xla/service/gpu/ir_emission_utils.cc, model/coalescing_analysis.cc, "
+        "transforms/fusion_block_level_rewriter.cc",
     ),
     writes=("uncoalesced",),
     run=_uncoalesced_transposes,

@@ -1,13 +1,15 @@
 """Uncoalesced transposes: those of which XLA's GPU compiler reads every element in a memory transaction of its own.
 
 A transpose is done in tiles where both the dim that lay innermost and the one that comes to lie there are long enough;
-else threads side by side read elements that lie apart. Such a transpose is stored, whoever reads it. The rules are those of
-openxla/xla, xla/service/gpu/ir_emission_utils.cc (tiled transposes) and model/coalescing_analysis.cc (transactions).
+else threads side by side read elements that lie apart. Such a transpose is stored, whoever reads it. Where a kernel does
+nothing else, and the two dims change places across others, Triton makes it, in tiles of its own. The rules are those of
+openxla/xla, xla/service/gpu/ir_emission_utils.cc (tiled transposes), model/coalescing_analysis.cc (transactions) and
+transforms/fusion_block_level_rewriter.cc (Triton).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
@@ -19,13 +21,32 @@ LEAST_TILED, LEAST_TILED_IF_MANY, MANY = 16, 8, 64 * 128
 """Elements of the shorter of the two dims, and of both together where it is one of the second."""
 
 
-def uncoalesced_transposes(graph: Graph) -> frozenset[int]:
-    """The ops that transpose so."""
-    return frozenset(
-        op.id
-        for op in graph.of_kinds(("transpose",))
-        if not all(is_tiled(graph.tensors[op.operands[0]].aval.shape, order) for order in _orders(graph, op))
-    )
+def uncoalesced_transposes(graph: Graph) -> Mapping[int, float]:
+    """The ops that transpose so, each with the bytes that it reads for an element."""
+    found = dict[int, float]()
+    for op in graph.of_kinds(("transpose",)):
+        aval, orders = graph.tensors[op.operands[0]].aval, _orders(graph, op)
+        if not all(is_tiled(aval.shape, order) for order in orders):
+            alone = _stands_alone(graph, op) and all(swaps_across(aval.shape, order) for order in orders)
+            found[op.id] = aval.itemsize if alone else TRANSACTION_BYTES
+    return found
+
+
+def _stands_alone(graph: Graph, op: Op) -> bool:
+    """Whether a kernel does nothing but this: no pass goes on with its result, and what it reads is stored.
+
+    That is what no pass makes, and what is computed of more bytes than it has, which would be read so in its place.
+    """
+    (tensor,) = op.operands
+
+    def computed_of(one: int) -> Sequence[int]:
+        maker = graph.maker(one)
+        within = one == tensor or len(graph.consumers[one]) == 1
+        return maker.operands if maker is not None and traits(maker.kind).fused and within else ()
+
+    read = [one for one in reached(op.operands, computed_of) if not computed_of(one)]
+    stored = read == [tensor] or sum(graph.tensors[one].aval.bytes for one in read) > graph.tensors[tensor].aval.bytes
+    return stored and not any(traits(reader.kind).fused for reader in graph.readers(op.results[0]))
 
 
 def _orders(graph: Graph, op: Op) -> Sequence[Sequence[int]]:
@@ -70,6 +91,19 @@ def is_tiled(shape: Sequence[int], permutation: Sequence[int]) -> bool:
     before, after = _innermost(shape, order, max(order)), _innermost(shape, order, order[-1])
     shorter = min(before, after)
     return shorter >= LEAST_TILED or (shorter >= LEAST_TILED_IF_MANY and before * after >= MANY)
+
+
+def swaps_across(shape: Sequence[int], permutation: Sequence[int]) -> bool:
+    """Whether the innermost dim changes places with one that is further out than the one before it.
+
+    Dims that stay side by side count as one.
+    """
+    order = [dim for dim in permutation if shape[dim] > 1]
+    places = {dim: place for place, dim in enumerate(sorted(order))}
+    first = [dim for at, dim in enumerate(order) if not at or places[dim] != places[order[at - 1]] + 1]
+    merged = [sorted(first).index(dim) for dim in first]
+    last = len(merged) - 1
+    return merged[last] < last - 1 and merged[merged[last]] == last
 
 
 def _innermost(shape: Sequence[int], order: Sequence[int], last: int) -> int:

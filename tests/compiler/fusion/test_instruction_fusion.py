@@ -14,7 +14,12 @@ import planner
 from planner.compiler.analysis import model_of
 from planner.compiler.fusion.instruction_fusion import partial_broadcasts, varying_dims
 from planner.compiler.fusion.kernels import Access, Kernel, kernels_of
-from planner.compiler.layout.uncoalesced_transposes import is_tiled, uncoalesced_transposes
+from planner.compiler.layout.uncoalesced_transposes import (
+    TRANSACTION_BYTES,
+    is_tiled,
+    swaps_across,
+    uncoalesced_transposes,
+)
 from planner.compiler.program import compiled
 from planner.compiler.targets.table import GPU, TPU
 from planner.decisions.groups import group_ops
@@ -184,6 +189,40 @@ def test_what_a_matmul_makes_is_transposed_as_the_next_one_reads_it(groups: int,
     assert len(turned) == 1
     assert (turned[0] in uncoalesced_transposes(graph)) == bad
     assert is_tiled((8192, 512, groups), (2, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("computed", "read"), [(lambda x, _: x, 4), (lambda x, y: x * y, 4), (lambda x, _: jnp.tanh(x), TRANSACTION_BYTES)]
+)
+def test_a_transpose_that_stands_alone_is_done_in_tiles(computed: Callable[..., jax.Array], read: int) -> None:
+    """Of an argument, and of a product of two, which is stored; what is computed of one array is read in its place."""
+
+    def gradient(queries: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.einsum("kqg,qgd->kd", jnp.transpose(computed(x, y), (2, 1, 0)), queries)
+
+    shapes = (512, 4, 64), (4, 512, 2048), (4, 512, 2048)
+    graph = build_graph(
+        trace(gradient, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]), while_trips=1.0
+    )
+    assert list(uncoalesced_transposes(graph).values()) == [read]
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "swapped"),
+    [
+        ((8, 4, 512, 8192), (0, 3, 2, 1), True),
+        ((8, 4, 512, 8192), (0, 3, 1, 2), False),
+        ((8, 4, 512, 8192), (0, 2, 3, 1), False),
+        ((8, 4, 8192), (0, 2, 1), False),
+        ((4, 2, 512, 64, 128), (3, 4, 2, 0, 1), True),
+        ((4, 1, 1, 8192), (3, 1, 2, 0), False),
+    ],
+)
+def test_triton_takes_what_swaps_dims_across_others(
+    shape: tuple[int, ...], order: tuple[int, ...], *, swapped: bool
+) -> None:
+    """Dims that stay side by side count as one, and those of one element not at all."""
+    assert swaps_across(shape, order) == swapped
 
 
 def _decoded(stack: jax.Array, new: jax.Array, query: jax.Array, product: str) -> tuple[jax.Array, jax.Array]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from planner.verify.hlo.text import Instruction
 from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text
 
 WINDOWS, TOKENS = 256, 49
@@ -52,6 +54,16 @@ def _transposed(found: Compiled) -> bool:
     return any(one.shape.startswith(words) and found.holds(one, "transpose") for one in found.kernels())
 
 
+def _gradients_of_scores(queries: Any, keys: Any, *scores: Any) -> Any:
+    """What the gradients of scores in (groups, queries, keys), a product of arrays, give for queries and keys."""
+    of = jax.vjp(lambda q, k: jnp.einsum("qgd,kd->gqk", q, k, preferred_element_type=jnp.float32), queries, keys)[1]
+    return of(math.prod(scores))
+
+
+def _swapped_by_triton(found: Compiled, kernel: Instruction) -> bool:
+    return found.holds(kernel, "transpose") and '"kind":"__triton"' in kernel.attributes
+
+
 def _by_chunks(x: Any, w: Any) -> Any:
     """A recurrence over chunks of what a matmul makes, its heads outside of the positions of a chunk."""
     chunks = jnp.transpose((x @ w).reshape(BATCH, LENGTH // 64, 64, HEADS, WIDTH), (1, 0, 3, 2, 4))
@@ -71,6 +83,8 @@ def convolved(x: Any, *windows: Any) -> Any:
 
 
 CARRIED = Program(fn=_carried, args=(Array(shape=CACHE), QUERY, AT), donated=(0,))
+OF_GROUPS, OF_KEYS = Array(shape=(512, 4, 128)), Array(shape=(2048, 128))
+SCORES = Array(shape=(4, 512, 2048), dtype=jnp.float32)
 LOOKUP = Program(
     fn=lambda table, rows: table[rows],
     args=(Array(shape=(65536, 64), dtype=jnp.float32), Array(shape=(4096,), dtype=jnp.int32)),
@@ -226,6 +240,19 @@ PROBES = (
         shows="a transpose of dims of 4 and 256 is a kernel of its own, that stores its result",
         seen=lambda found: any(
             found.holds(one, "transpose") and one.shape.startswith("f32[4096,256,4]") for one in found.kernels()
+        ),
+    ),
+    Probe(
+        of="uncoalesced-transposes",
+        topology="h100:1",
+        programs=(
+            Program(fn=_gradients_of_scores, args=(OF_GROUPS, OF_KEYS, SCORES, SCORES)),
+            Program(fn=lambda q, k, of: _gradients_of_scores(q, k, jnp.tanh(of)), args=(OF_GROUPS, OF_KEYS, SCORES)),
+        ),
+        shows="Triton makes a kernel that only swaps dims of 4 and 2048 across another one, not one that goes on",
+        seen=lambda alone, going_on: (
+            any(_swapped_by_triton(alone, one) for one in alone.kernels())
+            and not any(_swapped_by_triton(going_on, one) for one in going_on.kernels())
         ),
     ),
 )
