@@ -11,6 +11,7 @@ from planner.compiler.buffers.copy_insertion import InPlace
 from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
 from planner.compiler.layout.multiplied import Order
+from planner.compiler.layout.uncoalesced_transposes import Uncoalesced
 from planner.compiler.model import CompilerModel, Pass, PassName
 from planner.compiler.schedule.gradients_last import Awaiting
 from planner.compiler.schedule.last_uses import region_spans
@@ -33,7 +34,7 @@ class CompiledProgram:
     `transposed`: the stacks that are transposed before their loop. `transposes[op]`: how often its operand is read or
     written for that, on devices that hold several elements along a dim of it. `transposed_operands`: what products read,
     by op and position, that is transposed right before them by devices that hold several elements along certain dims.
-    `uncoalesced`: the transposes not done in tiles, with the bytes that each reads for an element. `orders`: how the dims
+    `uncoalesced`: the transposes that are stored, as they are not done in tiles, and how each reads. `orders`: how the dims
     of tensors lie on GPUs, from the outermost in. `row_major`: the tensors that lie in rows. `narrow_of`: by tensor that
     stands as it was before it was widened, too, that one, which passes read.
     `reduced_at_once`: results of matmuls that are in memory only where they are partial sums.
@@ -62,7 +63,7 @@ class CompiledProgram:
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     hoisted: list[Buffer] = field(default_factory=list[Buffer])
     read_through: ReadThrough = field(default_factory=lambda: ReadThrough(shares={}, absorbed=frozenset()))
-    uncoalesced: Mapping[int, float] = field(default_factory=dict[int, float])
+    uncoalesced: Mapping[int, Uncoalesced] = field(default_factory=dict[int, Uncoalesced])
     orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     row_major: Mapping[int, Order] = field(default_factory=dict[int, Order])
     reduced_at_once: frozenset[int] = frozenset()

@@ -175,8 +175,6 @@ class _Walk:
     materialized: Sequence[bool]
     fused: Sequence[bool]
     compiler: CompilerModel
-    uncoalesced: Mapping[int, float]
-    """The bytes read for an element of what is transposed."""
     alone: Collection[int]
     """Fused ops that are kernels of their own all the same."""
     rows_kept: Collection[int]
@@ -246,13 +244,6 @@ class _Walk:
             picked = len(op.operands) > 1
             operands[0] = {
                 tensor: leaf._replace(share=share * leaf.share, picked=picked or leaf.picked)
-                for tensor, leaf in operands[0].items()
-            }
-        if op.id in self.uncoalesced:
-            operands[0] = {
-                tensor: leaf._replace(
-                    share=leaf.share * self.uncoalesced[op.id] / self.graph.tensors[tensor].aval.itemsize
-                )
                 for tensor, leaf in operands[0].items()
             }
         some = [of for of in operands if of]
@@ -480,7 +471,6 @@ def kernels_of(program: CompiledProgram, *, inlined: bool = False) -> Kernels:
         materialized=materialized,
         fused=fused,
         compiler=compiler,
-        uncoalesced=program.uncoalesced,
         alone=program.relayouts | program.uncoalesced.keys(),
         rows_kept=rows_kept(graph, fused, materialized) if triton else (),
         narrow_of=program.narrow_of,
@@ -526,7 +516,7 @@ class _Homes:
                 if walk.made_by.get(leaf) != number:
                     self.readers.setdefault(leaf, []).append(number)
         self.copied = copied_slices(graph) if compiler.runs("dot-operand-layout") else {}
-        self.transposed_operands = program.transposed_operands
+        self.transposed_operands, self.uncoalesced = program.transposed_operands, program.uncoalesced
         self.varying = varying_dims(graph) if compiler.runs("gemm-operands") else ()
         self.copied_in: Counter[int] = Counter()
         self.rows = gathered_rows(graph, program.narrow) if compiler.runs("gather-table-layout") else {}
@@ -576,6 +566,7 @@ class _Homes:
                 *self.slices_copied(kernel),
                 *self.slices_cut_out(kernel),
                 *self.copies_transposed(kernel),
+                *self.read_apart(kernel),
                 *self.broadcasts(kernel),
                 *self.looked_up(kernel),
                 *self.cut_and_joined(kernel, number),
@@ -654,6 +645,15 @@ class _Homes:
             if several is not None:
                 dims, aval = self.walk.grouping.placements[op.id].operands[position], self.graph.tensors[tensor].aval
                 yield Access(tensor, aval.shape, aval.itemsize, dims, "memory", READ_AND_WRITTEN, several=several)
+
+    def read_apart(self, kernel: _Kernel) -> Iterator[Access]:
+        """What a transpose reads beyond its operand, as elements side by side for its threads lie apart."""
+        found = None if kernel.anchor else self.uncoalesced.get(kernel.op)
+        if found is not None and found.times > 1:
+            op = self.graph.ops[kernel.op]
+            (tensor,), (dims,) = op.operands, self.walk.grouping.placements[op.id].operands
+            aval = self.graph.tensors[tensor].aval
+            yield Access(tensor, aval.shape, aval.itemsize, dims, "memory", found.times - 1, several=found.several)
 
     def broadcasts(self, kernel: _Kernel) -> Iterator[Access]:
         """What is broadcast in memory for a matmul to go on with."""

@@ -10,6 +10,7 @@ transforms/fusion_block_level_rewriter.cc (Triton).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from planner.program.dataflow import reached
 from planner.program.graph import Graph, Op
@@ -21,15 +22,31 @@ LEAST_TILED, LEAST_TILED_IF_MANY, MANY = 16, 8, 64 * 128
 """Elements of the shorter of the two dims, and of both together where it is one of the second."""
 
 
-def uncoalesced_transposes(graph: Graph) -> Mapping[int, float]:
-    """The ops that transpose so, each with the bytes that it reads for an element."""
-    found = dict[int, float]()
+class Uncoalesced(NamedTuple):
+    """How a transpose reads its operand: `times` its bytes, more than once where a device holds several elements along each
+    of the dims `several`."""
+
+    times: float
+    several: tuple[int, ...]
+
+
+def uncoalesced_transposes(graph: Graph) -> Mapping[int, Uncoalesced]:
+    """The ops that transpose so, and how they read."""
+    found = dict[int, Uncoalesced]()
     for op in graph.of_kinds(("transpose",)):
         aval, orders = graph.tensors[op.operands[0]].aval, _orders(graph, op)
-        if not all(is_tiled(aval.shape, order) for order in orders):
-            alone = _stands_alone(graph, op) and all(swaps_across(aval.shape, order) for order in orders)
-            found[op.id] = aval.itemsize if alone else TRANSACTION_BYTES
+        bad = next((order for order in orders if not is_tiled(aval.shape, order)), None)
+        if bad is not None:
+            tiled = _stands_alone(graph, op) and all(swaps_across(aval.shape, order) for order in orders)
+            found[op.id] = Uncoalesced(1.0 if tiled else TRANSACTION_BYTES / aval.itemsize, _short(aval.shape, bad))
     return found
+
+
+def _short(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The dim without which a transpose is done in tiles, if there is one: either that lies innermost, before or after."""
+    order = [dim for dim in order if shape[dim] > 1]
+    ends = [dim for dim in (max(order), order[-1]) if is_tiled([*shape[:dim], 1, *shape[dim + 1 :]], order)]
+    return tuple(ends[:1])
 
 
 def _stands_alone(graph: Graph, op: Op) -> bool:
