@@ -36,6 +36,7 @@ PassName = Literal[
     "scattered-rows",
     "dot-operand-layout",
     "gpu-layout-assignment",
+    "collective-layout",
     "uncoalesced-transposes",
     "tiling",
     "multi-pass-lowering",

@@ -102,6 +102,17 @@ TRANSPOSED_BUFFERS = Pass(
     run=_transposed_buffers,
 )
 
+COLLECTIVE_LAYOUT = Pass(
+    name="collective-layout",
+    phase="layout",
+    does="Lays what is exchanged with that dim outermost: stacks are transposed before loops that gather others of slices.",
+    evidence=Evidence(
+        release="jaxlib 0.10.2",
+        seen="transformers with up to 70 B parameters on h100:8",
+        source="xla/service/gpu/transforms/layout_assignment.cc (GpuLayoutAssignment::AddBackendConstraints)",
+    ),
+)
+
 TRANSPOSED_OPERANDS = Pass(
     name="transposed-operands",
     phase="buffers",

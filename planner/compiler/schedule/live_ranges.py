@@ -32,9 +32,10 @@ from planner.rules.primitives import traits
 from planner.rules.rule import Dims
 
 Reduced = frozenset[int]
-Beside = Literal["more", "elsewhere", "apart"]
+Beside = Literal["more", "elsewhere", "apart", "behind"]
 """When a copy stands beside its source: where it is more than that holds; also where it is another part; also where it is a
-part, as of what a loop takes in, which is sliced before the loop, or of what a product reads that is sliced for it."""
+part, as of what a loop takes in, which is sliced before the loop, or of what a product reads that is sliced for it. Of
+stacks: where parts along a dim of their slices behind the first are exchanged."""
 
 
 class Inside(NamedTuple):
@@ -137,7 +138,8 @@ class Copied:
     """What transfers may keep beside their source: copy i is of `transfers[i]`, item i of both columns.
 
     Of a transfer that sums, what may be kept is the whole sum, beside the part of it that is stored in the end: its
-    "source" is that part, its "target" the sum.
+    "source" is that part, its "target" the sum. Where it moves slices of a stack, that may be the stack in another order:
+    its "source" is what the slice becomes, its "target" the stack.
     """
 
     transfers: tuple[Transfer, ...]
@@ -285,6 +287,8 @@ def copied(
     """
     graph, rows = program.graph, program.row_major
     found = [*_copies(program, flow, freed, moving, sliced), *_sums(program, flow, moving)]
+    if program.compiler.runs("collective-layout"):
+        found += _relaid_stacks(program, moving)
     return Copied(
         transfers=tuple(transfer for transfer, _, _, _ in found),
         beside=tuple(beside for _, _, _, beside in found),
@@ -353,3 +357,22 @@ def _sums(
             part._replace(node=transfer.source, dims=transfer.source_dims, reduced=transfer.reduced),
             "more",
         )
+
+
+def _relaid_stacks(
+    program: CompiledProgram, moving: Sequence[Transfer]
+) -> Iterator[tuple[Transfer, Item, Item, Beside]]:
+    """The stacks among a program's arguments whose slices a loop exchanges: they may be laid in another order before it."""
+    graph, grouping = program.graph, program.grouping
+    for transfer in moving:
+        taken = source_through(
+            graph, transfer.tensor, lambda op: op.kind == "convert_element_type" or traits(op.kind).renames
+        )
+        op = graph.maker(taken)
+        if transfer.reduced or op is None or op.kind != "loop_slice":
+            continue
+        stack, (start, stop) = op.operands[0], program.spans[op.region]
+        if graph.maker(source_through(graph, stack, lambda op: op.kind in ENTERING)) is None:
+            moved = Item(transfer.tensor, transfer.target, transfer.target_dims, start, stop)
+            dims = grouping.placements[op.id].operands[0]
+            yield transfer, moved, Item(stack, grouping.group_of[op.id], dims, start, stop), "behind"

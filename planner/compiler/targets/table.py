@@ -95,6 +95,7 @@ GPU = CompilerModel(
     passes=(
         simplify.SHARDING_REMOVER,
         layout.UNCOALESCED_TRANSPOSES,
+        layout.COLLECTIVE_LAYOUT,
         layout.GPU_LAYOUT_ASSIGNMENT,
         fusion.INSTRUCTION_FUSION,
         fusion.GATHER_FUSION,

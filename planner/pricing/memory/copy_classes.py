@@ -93,6 +93,10 @@ def classes_of(instance: Instance, node: int, form: TensorForm, sizes: Floats) -
 
 def needed(source: Classes, target: Classes, beside: Beside) -> npt.NDArray[np.bool_]:
     """Whether a copy of a class of the target stands beside a class of the source: shape (sources, targets)."""
+    if beside == "behind":
+        # A slice has no leading dim.
+        becomes, lies = source.locations[:, None, :], target.locations[None, :, :] - 1
+        return ((lies > 0) & (lies != becomes)).any(axis=2)
     more = target.bytes[None, :] > source.bytes[:, None]
     if beside == "more" or source.locations.shape[1] != target.locations.shape[1]:
         return more

@@ -281,9 +281,8 @@ class MemoryModel:
         """The copies that may be equal to others: of one tensor, as narrow, from one node, in one region."""
         copied = self.instance.model.copied
         fractions = (copied.targets.forms[form].fraction for form in copied.targets.form.tolist())
-        places = [
-            (t.tensor, t.source, t.region, fraction) for t, fraction in zip(copied.transfers, fractions, strict=True)
-        ]
+        kept = zip(copied.transfers, copied.targets.tensors.tolist(), fractions, strict=True)
+        places = [(tensor, t.source, t.region, fraction) for t, tensor, fraction in kept]
         counts = Counter(places)
         several = [i for i, place in enumerate(places) if counts[place] > 1]
         several.sort(key=lambda i: (int(self._copied[1].starts[i]), i))
@@ -336,14 +335,14 @@ class MemoryModel:
         """`problem` with a memory row for each of these points of the schedule, and the auxiliary nodes they need."""
         nodes, names = list(problem.node_costs), list(problem.node_names)
         edges = list(problem.edges)
-        auxiliary: dict[int, tuple[int, Floats]] = {}
+        auxiliary: dict[tuple[int, Beside], tuple[int, Floats]] = {}
         rows: list[Row] = []
         for time in times:
             usage: dict[int, Floats] = {}
             for charge in map(self.charges.__getitem__, self._charged.alive(time)):
                 usage[charge.node] = usage.get(charge.node, np.zeros(len(charge.bytes))) + charge.bytes
             for copy in self._counted(time, limit_bytes):
-                index = copy.transfer.id
+                index = copy.transfer.id, copy.kind[2]
                 if index not in auxiliary:
                     auxiliary[index] = (len(nodes), self._auxiliary(copy, nodes, names, edges))
                 usage[auxiliary[index][0]] = auxiliary[index][1]

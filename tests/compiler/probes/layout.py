@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from planner.verify.hlo.text import Instruction
-from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text
+from tests.compiler.probes.probe import Array, Compiled, Probe, Program, dims_text, laid
 
 WINDOWS, TOKENS = 256, 49
 LAYERS, BATCH, LENGTH, HEADS, QUERIES, WIDTH = 4, 8, 2048, 8, 4, 128
@@ -62,6 +63,20 @@ def _gradients_of_scores(queries: Any, keys: Any, *scores: Any) -> Any:
 
 def _swapped_by_triton(found: Compiled, kernel: Instruction) -> bool:
     return found.holds(kernel, "transpose") and '"kind":"__triton"' in kernel.attributes
+
+
+def _gathered(x: Any, stack: Any) -> Any:
+    """Matmuls by weights that a loop gathers."""
+
+    def body(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ laid(w, 4)) @ jnp.ones((2048, 512), x.dtype), None
+
+    return lax.scan(body, x, stack)[0]
+
+
+def _relaid(found: Compiled) -> bool:
+    """Whether a kernel before the loop transposes the stack."""
+    return any(found.holds(one, "transpose") for one in found.kernels())
 
 
 def _by_chunks(x: Any, w: Any) -> Any:
@@ -217,6 +232,18 @@ PROBES = (
         programs=(CARRIED,),
         shows="the cache is transposed before the loop, heads outside of positions",
         seen=_transposed,
+    ),
+    Probe(
+        of="collective-layout",
+        topology="h100:4",
+        programs=tuple(
+            Program(fn=_gathered, args=(Array(shape=(64, 512)), Array(shape=(8, 512, 2048), spec=spec)), devices=4)
+            for spec in (PartitionSpec(None, None, "x"), PartitionSpec(None, "x"))
+        ),
+        shows="a stack of weights is transposed before a loop that gathers them along their columns, not along their rows",
+        seen=lambda columns, rows: (
+            columns.count("all-gather") == rows.count("all-gather") == 1 and _relaid(columns) and not _relaid(rows)
+        ),
     ),
     Probe(
         of="transposed-buffers",
