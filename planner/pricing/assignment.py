@@ -22,7 +22,7 @@ from planner.pricing.loop_all_reduce import Axes, axes_after_loop
 from planner.pricing.memory.memory_model import MemoryModel
 from planner.pricing.prefetch import Moving, Multiplying, prefetched_seconds
 from planner.pricing.reshards.reshard import Step, reshard_steps, sliced_bytes
-from planner.pricing.reshards.shares import SUMMING, Shares, counted_kind, hideable, times_larger
+from planner.pricing.reshards.shares import SUMMING, Shares, counted_kind, hideable, last_hides_alone, times_larger
 from planner.program.graph import Op
 from planner.program.spec_entries import axes_of_spec
 from planner.rules.rule import Dims
@@ -289,6 +289,9 @@ class Chosen:
             fixed, per_byte = mesh.fixed_seconds[kind][step.mask], mesh.seconds_per_byte[kind][step.mask]
             found.append(float(of_fixed * fixed + of_bytes * per_byte * step.bytes))
             hides.append(counted_kind(mesh, step.kind, step.mask, step.bytes) in kinds)
+        if last_hides_alone(mesh, summing=bool(transfer.reduced)):
+            moving = [at for at, step in enumerate(steps) if step.kind is not None]
+            hides = [hide and at == moving[-1] for at, hide in enumerate(hides)]
         moves = sum(seconds for seconds, hide in zip(found, hides, strict=True) if hide)
         beside = min(HIDDEN * moves, hidden)
         shown = 1 - beside / moves if moves else 1.0

@@ -29,7 +29,17 @@ from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
 from planner.pricing.reshards.reshard import Locations, Patterns, Step, local_bytes, patterns_of, sliced_bytes
-from planner.pricing.reshards.shares import ALL, COUNTED, SUMMING, Shares, counted_kind, hideable, only, shares_of
+from planner.pricing.reshards.shares import (
+    ALL,
+    COUNTED,
+    SUMMING,
+    Shares,
+    counted_kind,
+    hideable,
+    last_hides_alone,
+    only,
+    shares_of,
+)
 from planner.pricing.tpu_tiles import local_tiled_bytes
 from planner.program.graph import Aval, Body
 from planner.rules.rule import Dims
@@ -175,12 +185,14 @@ class Instance:
                 self._met[pairs] = self._reshards((s, p, t), aval, orders)
             index, row_of, column_of = self._met[pairs]
 
-            def priced(counted: Shares) -> Floats:
-                return self.patterns.price(self.mesh, seconds=False, shares=counted).of(index, aval.bytes)
+            def priced(counted: Shares, *, last: bool = False) -> Floats:
+                return self.patterns.price(self.mesh, seconds=False, shares=counted, last=last).of(index, aval.bytes)
 
             values = priced(shares)
             if hidden:
-                moves = priced(only(hideable(self.mesh, summing=bool(transfer.reduced)), shares))
+                summing = bool(transfer.reduced)
+                last = last_hides_alone(self.mesh, summing=summing)
+                moves = priced(only(hideable(self.mesh, summing=summing), shares), last=last)
                 values = values - np.minimum(HIDDEN * moves, hidden)
             found = transfer.trips * values[row_of][:, column_of]
             if transfer.id in self.model.sliced:

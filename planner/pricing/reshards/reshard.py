@@ -282,7 +282,9 @@ class Patterns:
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
-    prices: dict[tuple[Mesh, bool, Shares], _Prices] = field(default_factory=dict[tuple[Mesh, bool, Shares], _Prices])
+    prices: dict[tuple[Mesh, bool, Shares, bool], _Prices] = field(
+        default_factory=dict[tuple[Mesh, bool, Shares, bool], _Prices]
+    )
     indices: dict[object, npt.NDArray[np.int64]] = field(default_factory=dict[object, npt.NDArray[np.int64]])
 
     def index(
@@ -339,10 +341,10 @@ class Patterns:
             self.count += 1
         return self.known[key]
 
-    def price(self, mesh: Mesh, *, seconds: bool, shares: Shares) -> _Prices:
-        """The values of every pattern on a mesh."""
+    def price(self, mesh: Mesh, *, seconds: bool, shares: Shares, last: bool = False) -> _Prices:
+        """The values of every pattern on a mesh, or of the `last` step of each alone."""
         nothing = np.zeros(0)
-        known = self.prices.get((mesh, seconds, shares), _Prices(0, nothing, nothing, nothing, nothing, nothing))
+        known = self.prices.get((mesh, seconds, shares, last), _Prices(0, nothing, nothing, nothing, nothing, nothing))
         priced = len(known.fixed)
         count = self.count - priced
         if not count:
@@ -353,8 +355,9 @@ class Patterns:
         parts, counted = mesh.mask_sizes()[held], np.asarray(shares)
         if_small = np.where(kind == GATHER, BY_SUM, kind)
         always = np.isinf(mesh.all_reduced["all-gather"][mask])
-        of_fixed, of_bytes, of_alone = counted[np.where(always, if_small, kind)].T
-        of_small_fixed, of_small_bytes, _ = counted[if_small].T
+        alone = (not last) | np.append(owner[1:] != owner[:-1], True)
+        of_fixed, of_bytes, of_alone = counted[np.where(always, if_small, kind)].T * alone
+        of_small_fixed, of_small_bytes, _ = counted[if_small].T * alone
 
         def found(table: Mapping[str, Floats]) -> Floats:
             return np.stack([table[name] for name in COLLECTIVES])[kind, mask]
@@ -381,7 +384,7 @@ class Patterns:
         )
         old = (known.fixed, known.per_byte, known.limit, known.small, known.small_per_byte)
         made = _Prices(len(self.steps), *map(np.concatenate, zip(old, new, strict=True)))
-        self.prices[mesh, seconds, shares] = made
+        self.prices[mesh, seconds, shares, last] = made
         return made
 
 

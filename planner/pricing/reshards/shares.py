@@ -31,6 +31,15 @@ def hideable(mesh: Mesh, *, summing: bool) -> tuple[str, ...]:
     return ("all-gather", GATHER_BY_SUM) if mesh.compiler.runs("sparse-core-collectives") else ("all-gather",)
 
 
+def last_hides_alone(mesh: Mesh, *, summing: bool) -> bool:
+    """Whether of the steps of a transfer no more than the last may run beside matmuls.
+
+    TPUs start gathers ahead whose results are operands of a matmul: of a weight that is gathered along two dims, one after
+    the other, the second (libtpu 0.0.42: GPT-3 and a Llama 70B on v5p:4x4x4).
+    """
+    return not summing and not mesh.compiler.runs("async-collectives")
+
+
 def only(kinds: Sequence[str], shares: Shares) -> Shares:
     """The shares of these kinds, and nothing of others."""
     return tuple(of if kind in kinds else (0.0, 0.0, 0.0) for kind, of in zip(COUNTED, shares, strict=True))

@@ -12,12 +12,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import planner
-from cost_models import CHIPS, Roofline, parse_topology
+from cost_models import CHIPS, Roofline, objective, parse_topology
 from planner.compiler.analysis import Model, model_of
 from planner.compiler.collectives.lowering import as_lowered
 from planner.compiler.collectives.overlap import HIDDEN
 from planner.compiler.emission.options import uses_sparse_cores
 from planner.compiler.targets.table import CPU, TPU, compiler_of
+from planner.pricing.mesh import make_mesh
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
 from planner.verify.aot import unavailable_reason
@@ -289,6 +290,24 @@ def test_gathers_that_are_compiled_to_all_reduces_are_not_hidden() -> None:
     total = math.fsum(a.get("seconds", 0.0) for *_, a in (*plan.graph.nodes(data=True), *plan.graph.edges(data=True)))
     assert total == pytest.approx(plan.predicted.seconds, rel=1e-6)
     assert plan.certificate.value == pytest.approx(total, rel=1e-3)
+
+
+@pytest.mark.parametrize("topology", ["v5e:4x4", "h100:16"])
+def test_of_a_gather_in_two_steps_a_tpu_hides_the_last(topology: str) -> None:
+    """Weights that are split along both dims: what is gathered along the first of them waits for nothing to run beside."""
+    pins = {"x": P(("x", "y")), "weights": P(None, "x", "y")}
+    args = (shape(512 * ROWS, WIDTH), shape(4, WIDTH, WIDTH))
+    plan = planner.plan(scanned, args, topology=topology, mesh={"x": 4, "y": 4}, pins=pins, options=NEVER)
+    first, last = sorted(plan.predicted.collectives, key=lambda moved: moved.bytes)
+    assert first.kind in ("all-gather", "all-to-all")
+    assert last.kind == "all-gather"
+    hides = plan.predicted.communication_seconds + plan.predicted.hidden_seconds
+    if topology.startswith("v"):
+        chips = parse_topology(topology)
+        mesh = make_mesh({"x": 4, "y": 4}, chips, Roofline(topology=chips), objective("time", chips.chip))
+        over = sum(1 << ("x", "y").index(axis) for axis in last.axes)
+        hides = last.count * mesh.collective_seconds("all-gather", over, last.bytes)
+    assert plan.predicted.hidden_seconds == pytest.approx(HIDDEN * hides, rel=1e-6)
 
 
 @pytest.mark.parametrize("topology", ["v5p:2x2x1", "v6e:2x2"])

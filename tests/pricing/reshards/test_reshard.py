@@ -112,6 +112,18 @@ def test_what_becomes_an_all_reduce_is_priced_as_one(topology: str, shape: tuple
     assert mesh.runs_as("all-gather", everything, whole) == ("all-reduce" if whole <= limit else "all-gather")
 
 
+def test_the_last_step_is_priced_alone() -> None:
+    mesh = priced({"x": 2, "y": 4})
+    ends = np.array([[0, 1]], np.int8), np.array([[False, False]]), np.array([[-1, -1], [0, -1]], np.int8)
+    patterns, whole = Patterns(), 4.0 * 64 * 64
+    found = patterns_of(mesh, *ends, shape=(64, 64), whole_bytes=whole, patterns=patterns)
+    last = patterns.price(mesh, seconds=True, shares=ALL, last=True).of(found, whole)
+    for target, price in zip(ends[2].tolist(), last[0], strict=True):
+        step = reshard_steps(mesh, [0, 1], [False, False], target, shape=(64, 64), whole_bytes=whole)[-1]
+        assert step.kind is not None
+        assert price == pytest.approx(mesh.collective_seconds(step.kind, step.mask, step.bytes), rel=1e-9)
+
+
 def test_small_sums_on_gpus_share_a_latency() -> None:
     topology = parse_topology("h100:2x8")
     mesh = make_mesh({"x": 2, "y": 8}, topology, Roofline(topology=topology), objective("time", topology.chip))
