@@ -143,12 +143,14 @@ def _parts_of_combined(
 class OverlapFlops(Mapping[int, float]):
     """By transfer the flops of the matmuls beside which it runs; worked out when they are read.
 
-    For a gather that can start before its body runs, those of the matmuls that read what it brings, in a loop, where it
-    runs in the trip before; outside of loops no more than those of the matmuls before these, and none where anything
-    else reads what it brings, which is scheduled at once. For a sum that nothing waits for, those `after_sums`, and for
+    For a gather that can start before its body runs, those of the matmuls that read what it brings, but no more than those
+    of the matmuls of its body before these: the first of a loop's trip waits for its weights. Not in the loops of GPUs,
+    where it runs beside what else there is. Outside of loops none where anything else than matmuls reads what it brings,
+    which is scheduled at once. For a sum that nothing waits for, those `after_sums`, and for
     what is `awaited` those that depend on it in neither way, its part of them (see `flops_beside`). At most those that
     hide it: `enough` flops for any collective, and so many for each byte. So layers are alike though the tensors that
-    the first of them fetch are read by all later ones, along the residual stream.
+    the first of them fetch are read by all later ones, along the residual stream. `by_trip`: what a loop gathers runs
+    beside what comes before it in that trip.
     """
 
     def __init__(
@@ -159,9 +161,11 @@ class OverlapFlops(Mapping[int, float]):
         enough: tuple[float, float],
         after_sums: Mapping[int, float],
         awaited: Sequence[Transfer],
+        *,
+        by_trip: bool,
     ) -> None:
         self._graph, self._flow, self._reads, self._enough = graph, flow, reads, enough
-        self._after_sums, self._awaited = after_sums, awaited
+        self._after_sums, self._awaited, self._by_trip = after_sums, awaited, by_trip
         self._known: dict[int, float] = {}
         self._sums: dict[int, float] = {}
 
@@ -220,6 +224,15 @@ class OverlapFlops(Mapping[int, float]):
         """Those of one run of every matmul."""
         return [op_flops(self._graph, op) for op in self._graph.ops if traits(op.kind).matmul]
 
+    @cached_property
+    def _matmuls_of(self) -> dict[int, int]:
+        """By region the matmuls that stand in it, not in its loops: bits as in `_matmuls_behind`."""
+        found: dict[int, int] = {}
+        matmuls = (op for op in self._graph.ops if traits(op.kind).matmul)
+        for number, op in enumerate(matmuls):
+            found[op.region] = found.get(op.region, 0) | 1 << number
+        return found
+
     def _sum(self, matmuls: int) -> float:
         """The flops of a set of matmuls."""
         if matmuls not in self._sums:
@@ -243,5 +256,8 @@ class OverlapFlops(Mapping[int, float]):
             if whole and not behind:
                 return 0.0
             matmuls |= behind
-        before = self._sum((matmuls & -matmuls) - 1) if whole and matmuls else math.inf
+        before = math.inf
+        if matmuls and (whole or self._by_trip):
+            earlier = (matmuls & -matmuls) - 1
+            before = self._sum(earlier if whole else earlier & self._matmuls_of[transfer.region])
         return min(self._sum(matmuls), before, enough)

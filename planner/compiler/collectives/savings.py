@@ -84,6 +84,7 @@ def savings_of(
             if by_sparse_cores or compiler.runs("async-all-reduce")
             else {},
             awaited,
+            by_trip=not compiler.runs("async-collectives"),
         ),
     )
 
