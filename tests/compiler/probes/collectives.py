@@ -220,6 +220,16 @@ PROBES = (
             ("h100:4", _gathers(65536, 4096, 16384)),
         )
     ),
+    *(
+        Probe(
+            of="async-all-gather",
+            topology=topology,
+            programs=(replace(_gathers(32768, 2048, 2048), options=plan_options(parse_topology(topology))),),
+            shows="the first weight of a loop's body is gathered before its matmul, beside nothing",
+            seen=lambda found: [one.opcode for one in found.bodies[0].instructions].count("all-gather") == 1,
+        )
+        for topology in ("v5e:2x2", "v5p:2x2x1")
+    ),
     Probe(
         of="async-all-reduce",
         topology="h100:4",
