@@ -143,14 +143,14 @@ def _parts_of_combined(
 class OverlapFlops(Mapping[int, float]):
     """By transfer the flops of the matmuls beside which it runs; worked out when they are read.
 
-    For a gather that can start before its body runs, those of the matmuls that read what it brings, but no more than those
-    of the matmuls of its body before these: the first of a loop's trip waits for its weights. Not in the loops of GPUs,
-    where it runs beside what else there is. Outside of loops none where anything else than matmuls reads what it brings,
-    which is scheduled at once. For a sum that nothing waits for, those `after_sums`, and for
-    what is `awaited` those that depend on it in neither way, its part of them (see `flops_beside`). At most those that
+    For a gather that can start before its body runs, those of the matmuls that read what it brings, in a loop on GPUs; in
+    one on TPUs those of the last matmul of the trip before these, which a TPU's compiler fuses it with, so that the first
+    matmul of a trip waits for its weights. Outside of loops no more than those of all matmuls before these, and none where
+    anything else reads what it brings, which is scheduled at once. For a sum that nothing waits for those `after_sums`, and
+    for what is `awaited` those that depend on it in neither way, its part of them (see `flops_beside`). At most those that
     hide it: `enough` flops for any collective, and so many for each byte. So layers are alike though the tensors that
-    the first of them fetch are read by all later ones, along the residual stream. `by_trip`: what a loop gathers runs
-    beside what comes before it in that trip.
+    the first of them fetch are read by all later ones, along the residual stream. `by_trip`: what a loop gathers is fused
+    with a matmul of that trip.
     """
 
     def __init__(
@@ -256,8 +256,9 @@ class OverlapFlops(Mapping[int, float]):
             if whole and not behind:
                 return 0.0
             matmuls |= behind
-        before = math.inf
-        if matmuls and (whole or self._by_trip):
-            earlier = (matmuls & -matmuls) - 1
-            before = self._sum(earlier if whole else earlier & self._matmuls_of[transfer.region])
-        return min(self._sum(matmuls), before, enough)
+        earlier = (matmuls & -matmuls) - 1 if matmuls else 0
+        if self._by_trip and not whole:
+            earlier &= self._matmuls_of.get(transfer.region, 0)
+            last = 1 << earlier.bit_length() - 1 if earlier else 0
+            return min(self._sum(last), enough)
+        return min(self._sum(matmuls), self._sum(earlier) if whole and matmuls else math.inf, enough)

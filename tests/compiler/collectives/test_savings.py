@@ -215,6 +215,25 @@ def test_weights_are_fetched_ahead_and_activations_are_not() -> None:
     assert not replace(found, hiding=(0.0, 0.0)).savings.overlap_flops
 
 
+def test_a_gather_of_a_tpu_loop_runs_beside_the_matmul_before_its_own() -> None:
+    def layers(x: Any, weights: Any) -> Any:
+        def body(x: Any, of: Any) -> Any:
+            for w in of:
+                x = jnp.tanh(x @ w)
+            return x, None
+
+        return jax.lax.scan(body, x, weights)[0]
+
+    stacks = [shape(4, WIDTH, 2 * WIDTH), shape(4, 2 * WIDTH, WIDTH), shape(4, WIDTH, WIDTH)]
+    found = model(layers, X, stacks)
+    hidden: dict[tuple[int, ...], float] = {}
+    for transfer in found.flow.transfers:
+        size = found.graph.tensors[transfer.tensor].aval.shape
+        hidden[size] = max(hidden.get(size, 0.0), found.savings.overlap_flops.get(transfer.id, 0.0))
+    one = 2.0 * ROWS * WIDTH**2
+    assert [hidden[stack.shape[1:]] for stack in stacks] == [0.0, 2 * one, 2 * one]
+
+
 def test_matmuls_that_are_reached_on_two_paths_count_once_and_those_behind_them_do_not() -> None:
     def fn(scale: Any, x: Any, u: Any, v: Any) -> Any:
         h = scale + jnp.tanh(jnp.tanh(x @ u) @ v)
