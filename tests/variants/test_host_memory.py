@@ -98,7 +98,7 @@ def test_memory_of_devices_does_not_hold_what_waits_on_hosts(monkeypatch: pytest
     assert 12 * one <= never.predicted.peak_bytes - host.predicted.peak_bytes <= 16 * one
 
 
-def test_hosts_are_used_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_used_where_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.LAYERS", 8)
     step, args = _train_step(), _arguments(8192, 32768, jnp.bfloat16, concrete=False)
     asked: dict[str, Any] = {"topology": "v5e:2x2", "donate_argnums": 0, "memory_limit": "7.6GB"}
@@ -108,6 +108,35 @@ def test_hosts_are_used_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -
     assert any(auto.decision.form.offloaded)
     assert auto.decision.compiler_options["xla_tpu_pcie_bandwidth_multiplier"] == "0.1"
     assert 0 < auto.predicted.offloaded_bytes <= 0.8 * 48e9
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="since gathers of first weights are exposed in loops the choice misses the faster plan with hosts",
+)
+def test_hosts_are_used_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.LAYERS", 8)
+    step, args = _train_step(), _arguments(8192, 32768, jnp.bfloat16, concrete=False)
+    never, auto = (
+        planner.plan(
+            step,
+            args,
+            topology="v5e:2x2",
+            donate_argnums=0,
+            memory_limit="11.2GB",
+            options=Options(offload=offload, check="never", microbatches=1),
+        )
+        for offload in ("never", "auto")
+    )
+    assert not never.decision.form.offloaded
+    assert any(auto.decision.form.offloaded)
+    assert auto.predicted.seconds < 0.95 * never.predicted.seconds
+    assert auto.decision.compiler_options["xla_tpu_pcie_bandwidth_multiplier"] == "0.1"
+    assert 0 < auto.predicted.offloaded_bytes <= 0.8 * 48e9
+
+
+def test_what_no_host_helps_is_refused() -> None:
+    step, args = _train_step(), _arguments(8192, 32768, jnp.bfloat16, concrete=False)
     with pytest.raises(InfeasibleError):
         planner.plan(step, args, topology="v5e:2x2", memory_limit="2GB", options=Options(check="never"))
 
