@@ -37,7 +37,7 @@ def uncoalesced_transposes(graph: Graph) -> Mapping[int, Uncoalesced]:
         aval, orders = graph.tensors[op.operands[0]].aval, _orders(graph, op)
         bad = next((order for order in orders if not is_tiled(aval.shape, order)), None)
         if bad is not None:
-            tiled = _stands_alone(graph, op) and all(swaps_across(aval.shape, order) for order in orders)
+            tiled = _is_whole_kernel(graph, op) and all(swaps_across(aval.shape, order) for order in orders)
             found[op.id] = Uncoalesced(1.0 if tiled else TRANSACTION_BYTES / aval.itemsize, _short(aval.shape, bad))
     return found
 
@@ -49,7 +49,7 @@ def _short(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(ends[:1])
 
 
-def _stands_alone(graph: Graph, op: Op) -> bool:
+def _is_whole_kernel(graph: Graph, op: Op) -> bool:
     """Whether a kernel does nothing but this: no pass goes on with its result, and what it reads is stored.
 
     That is what no pass makes, and what is computed of more bytes than it has, which would be read so in its place.

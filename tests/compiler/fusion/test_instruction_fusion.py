@@ -196,7 +196,7 @@ def test_what_a_matmul_makes_is_transposed_as_the_next_one_reads_it(groups: int,
     ("computed", "times"),
     [(lambda x, _: x, 1), (lambda x, y: x * y, 1), (lambda x, _: jnp.tanh(x), TRANSACTION_BYTES / 4)],
 )
-def test_a_transpose_that_stands_alone_is_done_in_tiles(computed: Callable[..., jax.Array], times: float) -> None:
+def test_a_transpose_that_is_a_whole_kernel_is_done_in_tiles(computed: Callable[..., jax.Array], times: float) -> None:
     """Of an argument, and of a product of two, which is stored; what is computed of one array is read in its place."""
 
     def gradient(queries: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -52,7 +52,7 @@ def test_more_stands_another_part_where_the_source_stays_and_a_part_before_a_loo
     assert table.tolist() == [stand]
 
 
-def test_a_stack_is_relaid_where_parts_of_its_slices_behind_the_first_dim_are_exchanged() -> None:
+def test_a_stack_is_transposed_for_collectives_on_later_dims_of_its_slices() -> None:
     stacks = _classes((16.0, (-1, -1)), (4.0, (0, -1)), (4.0, (1, -1)), (4.0, (2, -1)), (1.0, (1, 2)))
     slices = _classes(WHOLE, BY_ROWS, BY_COLUMNS)
     assert needed(slices, stacks, "behind").tolist() == [
@@ -63,7 +63,7 @@ def test_a_stack_is_relaid_where_parts_of_its_slices_behind_the_first_dim_are_ex
 
 
 @pytest.mark.parametrize(("topology", "relaid"), [("h100:8", 1), ("v5e:2x4", 0)])
-def test_gpus_hold_weights_twice_that_a_loop_gathers_along_a_dim_behind_the_first(topology: str, relaid: int) -> None:
+def test_gpus_store_weights_twice_that_a_loop_gathers_by_columns(topology: str, relaid: int) -> None:
     def peak(spec: P) -> float:
         pins = {"w": spec, "x": P("x")}
         args = jax.ShapeDtypeStruct((32768, 512), jnp.float32), jax.ShapeDtypeStruct(STACK, jnp.float32)
