@@ -302,10 +302,15 @@ class Front:
         return self._cut(budget=budget)
 
     def offloading(self, budgets: Sequence[float], host_budget: float) -> Iterator[Choice]:
-        """The fastest choices within so many bytes of all devices, and of hosts, where some of the values wait there."""
+        """The fastest choices within so many bytes of all devices, and of hosts, where some of the values wait there.
+
+        Where as much may be saved without hosts, the next one that takes less.
+        """
         before: Choice | None = None
         for budget in budgets:
             found = self._cut(budget=max(budget, 1.0), host_budget=host_budget)
+            if not found.offloaded:
+                found = self._cut(budget=max(ALIKE * found.bytes, 1.0), host_budget=host_budget)
             if found.offloaded and (before is None or found.bytes < ALIKE * before.bytes):
                 yield found
                 before = found

@@ -15,8 +15,9 @@ from planner.transforms.remat_choice import can_wait
 from planner.variants.microbatch_search import Counts
 from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, value_of
 
-ABOUT, HALF, LITTLE = 1.25, 0.5, 0.1
-"""Parts of the room in the memory of devices: of what is told by the best plan, of all where there is none, and little."""
+ABOUT, HALF, LITTLE = (2.0, 1.25), 0.5, 0.1
+"""Parts of the room in the memory of devices: of what is told by the best plan, which may hold more than others must, of
+all where there is none, and little."""
 MISSES = 2
 """How many numbers of microbatches that gain nothing end it."""
 
@@ -59,6 +60,8 @@ def _in_parts(search: VariantSearch, count: int, best: VariantResult | None) -> 
             found = search.search(variants.of(choice.of(form)), below=below)
             if found is not None:
                 return search.with_choice(found, front, choice)
+            if not search.over:  # What saves less is slower yet.
+                break
     return None
 
 
@@ -77,4 +80,4 @@ def _budgets(search: VariantSearch, count: int, best: VariantResult | None) -> l
     arguments = search.devices * best.problem.roomy_limit - search.room
     working = search.devices * best.result.candidates[0].peak_bytes - arguments - saved
     room = search.room - max(working, 0.0) * best.parts / count
-    return [ABOUT * room, little] if ABOUT * room > little else [little]
+    return [*(part * room for part in ABOUT if part * room > little), little]

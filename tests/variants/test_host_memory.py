@@ -110,10 +110,6 @@ def test_hosts_are_used_where_nothing_fits_without(monkeypatch: pytest.MonkeyPat
     assert 0 < auto.predicted.offloaded_bytes <= 0.8 * 48e9
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="since gathers of first weights are exposed in loops the choice misses the faster plan with hosts",
-)
 def test_hosts_are_used_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.LAYERS", 8)
     step, args = _train_step(), _arguments(8192, 32768, jnp.bfloat16, concrete=False)
