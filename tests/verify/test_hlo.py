@@ -674,6 +674,29 @@ ENTRY %main (w: s8[8,64,64], i: s32[]) -> s8[64,64] {
     assert work.hbm_bytes_of(entry.by_name["f"], entry, module) == 2 * 64 * 64 + 4
 
 
+def test_an_update_is_written_in_the_type_of_its_stack() -> None:
+    text = """HloModule m, is_scheduled=true
+
+%into (s: bf16[4,64,64], u: f32[1,64,64], i: s32[]) -> bf16[4,64,64] {
+  %s = bf16[4,64,64]{2,1,0} parameter(0)
+  %u = f32[1,64,64]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %e = f32[1,64,64]{2,1,0} exponential(%u)
+  ROOT %d = bf16[4,64,64]{2,1,0} dynamic-update-slice(%s, %e, %i, %i, %i)
+}
+
+ENTRY %main (s: bf16[4,64,64], u: f32[1,64,64], i: s32[]) -> bf16[4,64,64] {
+  %s = bf16[4,64,64]{2,1,0} parameter(0)
+  %u = f32[1,64,64]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = bf16[4,64,64]{2,1,0} fusion(%s, %u, %i), kind=kLoop, calls=%into
+}
+"""
+    module = parse_module(text)
+    entry = module.computations[module.entry]
+    assert work.hbm_bytes_of(entry.by_name["f"], entry, module) == (4 + 2) * 64 * 64 + 4
+
+
 def test_the_gradient_of_a_convolutions_kernel_is_a_product_over_batch_and_positions() -> None:
     """A window wider than its steps is contracted: libtpu's own cycles are 1.56 times the raw work here, not 16 times."""
     text = """\

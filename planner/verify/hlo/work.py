@@ -211,11 +211,17 @@ def _use_by(reader: Instruction, position: int, computation: Computation, module
         return _Use(min(whole, bytes_of(reader.shape)))
     if reader.opcode == "dynamic-update-slice" and position == 0:
         update = computation.by_name.get(reader.operands[1])
-        return _Use(0.0, bytes_of(update.shape)) if update is not None else _Use(whole)
+        return _Use(0.0, _updated(update, reader)) if update is not None else _Use(whole)
     if reader.opcode == "scatter" and position == 0:
         update = computation.by_name.get(reader.operands[-1])
-        return _Use(bytes_of(update.shape), bytes_of(update.shape)) if update is not None else _Use(whole)
+        return _Use(_updated(update, reader), _updated(update, reader)) if update is not None else _Use(whole)
     return _Use(whole)
+
+
+def _updated(update: Instruction, reader: Instruction) -> float:
+    """Bytes that an update takes in the type of the array it is written over: in a fusion it may still be a wider one."""
+    dtype = next(dtype for dtype, _ in arrays_of(reader.shape))
+    return element_bits(dtype) * prod(_dims(update.shape)) / 8
 
 
 def _uses(name: str, computation: Computation, module: Module, whole: float) -> _Use:
