@@ -10,6 +10,7 @@ from planner.compiler.buffers.buffer import Buffer, TransposedStacks
 from planner.compiler.buffers.copy_insertion import InPlace
 from planner.compiler.buffers.working_sets import WorkingSets
 from planner.compiler.fusion.operand_fusion import ReadThrough
+from planner.compiler.fusion.softmax_tpu import Window
 from planner.compiler.layout.multiplied import Order
 from planner.compiler.layout.uncoalesced_transposes import Uncoalesced
 from planner.compiler.model import CompilerModel, Pass, PassName
@@ -36,7 +37,8 @@ class CompiledProgram:
     by op and position, that is transposed right before them by devices that hold several elements along certain dims.
     `uncoalesced`: the transposes that are stored, as they are not done in tiles, and how each reads. `orders`: how the dims
     of tensors lie on GPUs, from the outermost in. `row_major`: the tensors that lie in rows. `narrow_of`: by tensor that
-    stands as it was before it was widened, too, that one, which passes read.
+    stands as it was before it was widened, too, that one, which passes read. `windows`: the rows that are centred on
+    some devices, by the sum of their exponentials.
     `reduced_at_once`: results of matmuls that are in memory only where they are partial sums.
     """
 
@@ -68,6 +70,7 @@ class CompiledProgram:
     row_major: Mapping[int, Order] = field(default_factory=dict[int, Order])
     reduced_at_once: frozenset[int] = frozenset()
     narrow_of: Mapping[int, int] = field(default_factory=dict[int, int])
+    windows: Mapping[int, Window] = field(default_factory=dict[int, Window])
 
     def materialize(self, found: Sequence[bool], by: PassName) -> list[int]:
         """Puts in memory what a pass says is there, and takes out the rest; the tensors that this changes."""

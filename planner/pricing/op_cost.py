@@ -181,8 +181,8 @@ def local_bytes_of(array: Array, strategies: Strategies, compiler: CompilerModel
         sizes = local_tiled_bytes(located, strategies.axis_sizes, array.shape, array.itemsize, in_rows=array.in_rows)
     else:
         sizes = local_bytes(located, strategies.axis_sizes, math.prod(array.shape) * array.itemsize)
-    for dim in array.several:
-        sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, dim)
+    if array.several:
+        sizes = sizes * holds_several(located, strategies.axis_sizes, array.shape, array.several)
     if array.copied_slice is None:
         return sizes
     return sizes * in_argument_order(located, strategies.axis_sizes, array.shape, *array.copied_slice)

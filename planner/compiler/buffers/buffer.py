@@ -15,7 +15,7 @@ its loop."""
 class Buffer(NamedTuple):
     """One tensor in memory over the half-open interval [start, stop) of op ids, `fraction` of its bytes.
 
-    With `several`, a dim, only on devices that hold several elements along it. With `beside`, not the tensor is in memory
+    With `several`, dims, only on devices that hold several elements along each. With `beside`, not the tensor is in memory
     but an array of that type, whole on every device.
     """
 
@@ -23,5 +23,5 @@ class Buffer(NamedTuple):
     start: int
     stop: int
     fraction: float = 1.0
-    several: int | None = None
+    several: tuple[int, ...] = ()
     beside: Aval | None = None

@@ -46,6 +46,12 @@ def _buffer_assignment(program: CompiledProgram) -> None:
             start = program.spans[op.region][0] if op.kind == "loop_stack" else program.scheduled_at.get(op.id, op.id)
             stop = max(program.last_use[tensor], kept.kept.get(tensor, 0), start + 1)
             program.buffers.append(Buffer(tensor, start, stop, program.narrow.fraction(tensor)))
+    for total, window in program.windows.items():
+        if window.times >= 0:
+            # While a pass centres a row, both stand.
+            summed = graph.tensors[total].producer or 0
+            time = program.scheduled_at.get(summed, summed)
+            program.buffers.append(Buffer(window.row, time, time + 1, several=window.several))
 
 
 def _is_view(graph: Graph, op: Op) -> bool:

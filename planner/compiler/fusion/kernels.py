@@ -517,6 +517,7 @@ class _Homes:
                     self.readers.setdefault(leaf, []).append(number)
         self.copied = copied_slices(graph) if compiler.runs("dot-operand-layout") else {}
         self.transposed_operands, self.uncoalesced = program.transposed_operands, program.uncoalesced
+        self.windows = program.windows
         self.varying = varying_dims(graph) if compiler.runs("gemm-operands") else ()
         self.copied_in: Counter[int] = Counter()
         self.rows = gathered_rows(graph, program.narrow) if compiler.runs("gather-table-layout") else {}
@@ -567,6 +568,7 @@ class _Homes:
                 *self.slices_cut_out(kernel),
                 *self.copies_transposed(kernel),
                 *self.read_apart(kernel),
+                *self.windows_moved(kernel, number),
                 *self.broadcasts(kernel),
                 *self.looked_up(kernel),
                 *self.cut_and_joined(kernel, number),
@@ -654,6 +656,17 @@ class _Homes:
             (tensor,), (dims,) = op.operands, self.walk.grouping.placements[op.id].operands
             aval = self.graph.tensors[tensor].aval
             yield Access(tensor, aval.shape, aval.itemsize, dims, "memory", found.times - 1, several=found.several)
+
+    def windows_moved(self, kernel: _Kernel, number: int) -> Iterator[Access]:
+        """What a pass writes that sums the exponentials of rows and centres them, or does not read as a matmul did both."""
+        window = next((self.windows[tensor] for tensor in kernel.writes if tensor in self.windows), None)
+        if window is not None and kernel.reads:
+            row = max(
+                kernel.reads, key=lambda tensor: kernel.reads[tensor].share * self.graph.tensors[tensor].aval.bytes
+            )
+            read = self.read(row, kernel.reads[row], number)
+            if len(read.shape) == len(window.several):
+                yield read._replace(times=window.times * read.times, several=window.several)
 
     def broadcasts(self, kernel: _Kernel) -> Iterator[Access]:
         """What is broadcast in memory for a matmul to go on with."""

@@ -6,7 +6,7 @@ from planner.compiler.fusion.instruction_fusion import operands_of_gemms
 from planner.compiler.fusion.materialization import is_fused_op, materialized_by_fusion, narrow_of_widened
 from planner.compiler.fusion.multi_output import stored_for_backward, stored_for_many, stored_for_matmuls
 from planner.compiler.fusion.operand_fusion import read_through
-from planner.compiler.fusion.softmax_tpu import stored_of_softmaxes
+from planner.compiler.fusion.softmax_tpu import stored_of_softmaxes, windows_of
 from planner.compiler.model import Evidence, Pass
 from planner.compiler.program import CompiledProgram
 
@@ -51,6 +51,7 @@ def _softmax_window(program: CompiledProgram) -> None:
     found = stored_of_softmaxes(program.graph, program.fused, program.materialized)
     changed = program.materialize(found, "softmax-window")
     program.same_type |= {tensor for tensor in changed if found[tensor]}
+    program.windows = windows_of(program.graph, program.fused)
 
 
 def _operand_reads(program: CompiledProgram) -> None:
@@ -187,7 +188,7 @@ SOFTMAX_WINDOW = Pass(
         release=TPU_RELEASE,
         seen="attention over rows of up to 8,192 elements on v5e, v5p and v6e, and of up to 50 thousand on v5e",
     ),
-    writes=("materialized", "same_type"),
+    writes=("materialized", "same_type", "windows"),
     run=_softmax_window,
 )
 

@@ -68,7 +68,8 @@ def with_transposed(
         (stack, *_), (start, stop) = op.operands, spans[op.region]
         alone = all(reader in transposed for reader, _ in graph.consumers[stack])
         gives_way = op.kind == "loop_slice" and stack in made and alone
-        found.append(Buffer(stack, start, start + 1 if gives_way else stop, several=transposed[op.id]))
+        dim = transposed[op.id]
+        found.append(Buffer(stack, start, start + 1 if gives_way else stop, several=() if dim is None else (dim,)))
     return found
 
 

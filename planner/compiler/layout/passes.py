@@ -46,7 +46,7 @@ def _transposed_operands(program: CompiledProgram) -> None:
     found = transposed_operands(graph, program.fused, program.materialized, program.orders)
     program.transposed_operands = {at: several for at, (_, several) in found.items()}
     program.buffers += [
-        Buffer(graph.ops[op].operands[position], made, op + 1, several=next(iter(several), None))
+        Buffer(graph.ops[op].operands[position], made, op + 1, several=several)
         for (op, position), (made, several) in found.items()
     ]
 

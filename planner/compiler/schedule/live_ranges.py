@@ -63,8 +63,8 @@ class TensorForm(NamedTuple):
     """Type of a tensor, the factors of its dims, and in how many of its bytes it stands.
 
     `reduced` are the factors whose splitting leaves partial sums in it, where a compiler that sums over all devices at once
-    keeps the whole; None for what is no such sum. With `several`, a dim, it stands only where a device holds several
-    elements along it; with `split`, factors, only where one of them is split; with `halo` it is that. `in_rows`: how it
+    keeps the whole; None for what is no such sum. With `several`, dims, it stands only where a device holds several
+    elements along each; with `split`, factors, only where one of them is split; with `halo` it is that. `in_rows`: how it
     lies in rows (see `row_order`). With `inside` it is no tensor, but what the body of an op that stays one op holds beside
     its results and the operands held around it. `at_once`: the bytes that stand at once for each of its own, by which it
     may stand on the chip (see `working_sets`). With `over_all`, factors, it stands only where all devices split them.
@@ -74,7 +74,7 @@ class TensorForm(NamedTuple):
     dims: Dims
     fraction: float
     reduced: Reduced | None = None
-    several: int | None = None
+    several: tuple[int, ...] = ()
     split: Reduced | None = None
     in_rows: Order | None = None
     inside: Inside | None = None
@@ -93,7 +93,7 @@ class Item(NamedTuple):
     stop: int
     fraction: float = 1.0
     reduced: Reduced | None = None
-    several: int | None = None
+    several: tuple[int, ...] = ()
     split: Reduced | None = None
     inside: Inside | None = None
     at_once: float = math.inf
@@ -178,7 +178,7 @@ def freed_inside(program: CompiledProgram) -> dict[Read, int]:
         counts = Counter(stored)
         for position, tensor in enumerate(stored):
             own = [(buffer.stop, buffer.fraction, buffer.several) for buffer in buffers[tensor]]
-            alone = counts[tensor] == 1 and own == [(stop, 1.0, None)]
+            alone = counts[tensor] == 1 and own == [(stop, 1.0, ())]
             if alone and not _is_read_later(program, tensor, stop):
                 found[op.id, position] = tensor
     return found

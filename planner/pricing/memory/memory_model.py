@@ -426,7 +426,9 @@ def whole_bytes(model: Model, on_chips_bytes: float) -> float:
     each: what may stay there does not count.
     """
     held, steps = model.held, model.compiled.steps + 1
-    known = [(form.several, form.split, form.halo, form.inside, form.over_all) == (None,) * 5 for form in held.forms]
+    known = [
+        not form.several and (form.split, form.halo, form.inside, form.over_all) == (None,) * 4 for form in held.forms
+    ]
     each = [form.fraction * form.aval.bytes * counts for form, counts in zip(held.forms, known, strict=True)]
     on_chips = [stays_on_chip(np.asarray(form.aval.bytes), form.at_once, on_chips_bytes) for form in held.forms]
     sizes = np.where(on_chips, 0.0, each)[held.form] if each else np.zeros(0)
@@ -447,7 +449,7 @@ def _bytes(instance: Instance, node: int, form: TensorForm) -> Floats:
     sizes = instance.resident_bytes(form.aval, node, form.dims, in_rows=form.in_rows)
     if form.reduced is not None:
         return _summed_bytes(instance, node, sizes, form.reduced)
-    if form.several is not None:
+    if form.several:
         locations = instance.strategies[node].locations(form.dims)
         sizes = sizes * holds_several(locations, instance.mesh.sizes, form.aval.shape, form.several)
     if form.halo is not None:

@@ -102,6 +102,8 @@ def local_extents(locations: Locations, sizes: Sequence[int], shape: Sequence[in
     return local
 
 
-def holds_several(locations: Locations, sizes: Sequence[int], shape: Sequence[int], dim: int) -> npt.NDArray[np.bool_]:
-    """Whether a device's part of an array of this whole shape has several elements along a dim, at each location."""
-    return local_extents(locations, sizes, shape)[:, dim] > 1
+def holds_several(
+    locations: Locations, sizes: Sequence[int], shape: Sequence[int], dims: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """Whether a device's part of an array of this whole shape has several elements along each dim, at each location."""
+    return local_extents(locations, sizes, shape)[:, list(dims)].min(axis=1) > 1

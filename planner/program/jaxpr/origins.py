@@ -54,7 +54,16 @@ class Origin(NamedTuple):
 
 def is_backward(name: str) -> bool:
     """Whether the name of an equation says that it is of a backward pass (`Origin.named`)."""
-    return f"/{BACKWARD}/" in name or f" {BACKWARD} " in name
+    return _is_of(BACKWARD, name)
+
+
+def is_forward(name: str) -> bool:
+    """Whether the name of an equation says that it is of no backward pass, nor recomputed for one."""
+    return not (_is_of(BACKWARD, name) or _is_of(RECOMPUTED, name))
+
+
+def _is_of(stage: str, name: str) -> bool:
+    return f"/{stage}/" in name or f" {stage} " in name
 
 
 def origin_of(eqn: Any) -> Origin:

@@ -266,7 +266,9 @@ def test_a_cache_is_turned_for_the_whole_loop(
     assert [(graph.ops[op].kind, dim) for op, dim in found.items()] == [("loop_carry_in", several)]
     assert [program.in_place.extra_traffic.get(op) for op in found] == ([4.0] if several is None else [None])
     assert [program.transposes.get(op) for op in found] == ([None] if several is None else [(4.0, several)])
-    assert [b.several for b in program.buffers if b.tensor == graph.inputs[0]] == [several]
+    assert [b.several for b in program.buffers if b.tensor == graph.inputs[0]] == [
+        () if several is None else (several,)
+    ]
 
 
 @pytest.mark.parametrize(("product", "alone", "several"), [(KEPT, 2.0, 2.0), (SUMMED, 1.0, 2.0)])

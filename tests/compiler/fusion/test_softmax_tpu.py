@@ -106,6 +106,33 @@ def test_other_rows_are_centred_by_whoever_reads_them(case: Any) -> None:
     assert stored(graph, program, "sub") == [False]
 
 
+def _grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.einsum("bqgrd,bkgd->bgrqk", q, k, preferred_element_type=jnp.float32) / 8.0
+    return jnp.einsum("bgrqk,bkgd->bqgrd", jax.nn.softmax(scores).astype(v.dtype), v)
+
+
+@pytest.mark.parametrize(("length", "times", "more"), [(2048, -1, 0), (3072, 1, 1), (8192, 1, 1)])
+def test_scores_with_groups_of_heads_are_centred_where_no_dim_is_one(length: int, times: int, more: int) -> None:
+    """By the matmul, which spares a pass, or by a pass, that writes them beside the row."""
+    graph, program = analysed(_grouped, (2, 512, 2, 8, 128), *[(2, length, 2, 128)] * 2)
+    (window,) = program.windows.values()
+    assert (window.times, window.several) == (times, (0, 1, 2, 3, 4))
+    moved = [a for of in kernels_of(program).of_group.values() for kernel in of for a in kernel.others if a.several]
+    assert [(access.times, access.several) for access in moved] == [(times, (0, 1, 2, 3, 4))]
+    assert graph.tensors[moved[0].tensor].aval.size == 2 * 2 * 8 * 512 * length
+    assert [buffer.several for buffer in program.buffers if buffer.several] == [(0, 1, 2, 3, 4)] * more
+
+
+def test_rows_computed_again_are_centred_by_their_matmul_up_to_another_length() -> None:
+    def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        again = jax.checkpoint(_grouped)
+        return jax.grad(lambda *arrays: (again(*arrays).astype(jnp.float32) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+    for length, forward, recomputed in ((3072, 1, -1), (4096, 1, 0), (8192, 1, 1)):
+        _, program = analysed(fn, (2, 512, 2, 8, 128), *[(2, length, 2, 128)] * 2)
+        assert [window.times for _, window in sorted(program.windows.items())] == [forward, recomputed]
+
+
 def test_what_is_read_elsewhere_stands_too() -> None:
     def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / 8.0

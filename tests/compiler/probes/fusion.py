@@ -86,6 +86,16 @@ def _centred(found: Compiled) -> bool:
     return is_matmul(found, first) and f"f32[{BATCH},{LENGTH},{LENGTH}]" in first.shape
 
 
+def _grouped_attention(q: Any, k: Any, v: Any) -> Any:
+    scores = jnp.einsum("bqgrd,bkgd->bgrqk", q, k, preferred_element_type=jnp.float32) / 8.0
+    return jnp.einsum("bgrqk,bkgd->bqgrd", jax.nn.softmax(scores).astype(v.dtype), v)
+
+
+def _centred_by_a_pass(found: Compiled, batch: int) -> bool:
+    passes = [one for one in found.kernels() if found.holds(one, "subtract") and not is_matmul(found, one)]
+    return any(f"f32[{batch},2,8,512,4096]" in one.shape for one in passes)
+
+
 def _slow(found: Compiled) -> bool:
     chips = parse_topology("h100:1")
     ideal = found.flops / chips.chip.peak("bfloat16", "matrix")
@@ -235,6 +245,19 @@ PROBES = (
         programs=(Program(fn=_attention, args=(Array(shape=(BATCH, LENGTH, 64)),) * 3),),
         shows="the matmul of the scores stores the centred rows",
         seen=_centred,
+    ),
+    Probe(
+        of="softmax-window",
+        topology="v5e:1x1",
+        programs=tuple(
+            Program(
+                fn=_grouped_attention,
+                args=(Array(shape=(batch, 512, 2, 8, 128)), *(Array(shape=(batch, 4096, 2, 128)),) * 2),
+            )
+            for batch in (2, 1)
+        ),
+        shows="a pass centres scores with groups of heads, if no dim is one",
+        seen=lambda two, one: _centred_by_a_pass(two, 2) and not _centred_by_a_pass(one, 1),
     ),
     Probe(
         of="operand-reads",
