@@ -18,19 +18,15 @@ from planner.variants.variant_result import GAIN, VariantResult, VariantSearch, 
 ABOUT, HALF, LITTLE = (2.0, 1.25), 0.5, 0.1
 """Parts of the room in the memory of devices: of what is told by the best plan, which may hold more than others must, of
 all where there is none, and little."""
+BEFORE = 0.6
+"""The part of the time limit that may pass before they are tried."""
 MISSES = 2
 """How many numbers of microbatches that gain nothing end it."""
 
 
 def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: Counts) -> VariantResult | None:
     """The best plans with values on hosts, or those given where none gains enough."""
-    request = search.variants.request
-    left_open = search.options.offload == "auto" and request.objective == "time"
-    is_short = best is None or search.short or best.is_kept_back
-    if not left_open or request.topology.chip.platform != "tpu" or not is_short or search.room <= 0:
-        return best
-    whole = search.variants.forms.crossings(search.variants.base_form)
-    if not any(can_wait(crossing, value) for crossing in whole for value in crossing.values):
+    if not (best is None or search.short or best.is_kept_back) or not may_help(search):
         return best
     most = math.inf if best is None else best.parts
     gained, missed = False, 0
@@ -45,6 +41,16 @@ def with_host_memory(search: VariantSearch, best: VariantResult | None, counts: 
         missed += found is None and not search.over
         best, gained = found or best, gained or found is not None
     return best
+
+
+def may_help(search: VariantSearch) -> bool:
+    """Whether values may wait on hosts without being named: in plans of least time for TPUs."""
+    request = search.variants.request
+    left_open = search.options.offload == "auto" and request.objective == "time"
+    if not left_open or request.topology.chip.platform != "tpu" or search.room <= 0:
+        return False
+    whole = search.variants.forms.crossings(search.variants.base_form)
+    return any(can_wait(crossing, value) for crossing in whole for value in crossing.values)
 
 
 def _in_parts(search: VariantSearch, count: int, best: VariantResult | None) -> VariantResult | None:

@@ -37,7 +37,7 @@ from planner.variants.host_arguments import (
     names_on_hosts,
     with_more_on_hosts,
 )
-from planner.variants.host_memory import with_host_memory
+from planner.variants.host_memory import BEFORE, may_help, with_host_memory
 from planner.variants.lower_bounds import least_of_any_form
 from planner.variants.microbatch_search import Counts
 from planner.variants.problem_variants import ProblemVariants
@@ -138,9 +138,11 @@ def _best_form(
         if written.request.objective == "memory":
             best = compared.whole()
         else:
+            search.deadline = deadline.share(BEFORE) if may_help(search) else deadline
             best = counts.of_a_leap()
             if best is None:
                 best = counts.gaining_most_on(compared.whole() if counts.may_be_below(parts, math.inf) else None)
+            search.deadline = deadline
             best = with_host_memory(search, best, counts)
         if best is not None and best.result.tie_broken is not None:
             return replace(best, result=best.result.tie_broken())

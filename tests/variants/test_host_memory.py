@@ -14,6 +14,9 @@ from jax.sharding import PartitionSpec
 import planner
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
+from planner.variants import variant_search
+from planner.variants.microbatch_search import Counts
+from planner.variants.variant_result import VariantSearch
 
 LAYERS = 4
 
@@ -129,6 +132,26 @@ def test_hosts_are_used_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -
     assert auto.predicted.seconds < 0.95 * never.predicted.seconds
     assert auto.decision.compiler_options["xla_tpu_pcie_bandwidth_multiplier"] == "0.1"
     assert 0 < auto.predicted.offloaded_bytes <= 0.8 * 48e9
+
+
+@pytest.mark.parametrize("offload", ["auto", "never"])
+def test_time_is_left_for_hosts(offload: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried before them ends sooner; without them it has all of the time."""
+    ends: list[float] = []
+
+    def of_a_leap(counts: Counts) -> None:
+        ends.append(counts._search.deadline.end)
+
+    def then(search: VariantSearch, best: Any, counts: Counts) -> Any:
+        ends.append(search.deadline.end)
+        return best
+
+    monkeypatch.setattr(Counts, "of_a_leap", of_a_leap)
+    monkeypatch.setattr(variant_search, "with_host_memory", then)
+    options = Options(offload=offload, check="never")
+    planner.plan(_train_step(), _arguments(), topology="v5e:2x2", options=options)
+    assert len(ends) == 2
+    assert (ends[0] < ends[1]) == (offload == "auto")
 
 
 def test_what_no_host_helps_is_refused() -> None:
