@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 import planner
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
+from planner.transforms.remat_choice import Front
 from planner.variants import variant_search
 from planner.variants.microbatch_search import Counts
 from planner.variants.variant_result import VariantSearch
@@ -139,14 +140,19 @@ def test_time_is_left_for_hosts(offload: Any, monkeypatch: pytest.MonkeyPatch) -
     """What is tried before them ends sooner; without them it has all of the time."""
     ends: list[float] = []
 
-    def of_a_leap(counts: Counts) -> None:
-        ends.append(counts._search.deadline.end)
+    class Leaps(Counts):
+        def __init__(self, search: VariantSearch, front: Front | None) -> None:
+            super().__init__(search, front)
+            self.asked_of = search
+
+        def of_a_leap(self) -> None:
+            ends.append(self.asked_of.deadline.end)
 
     def then(search: VariantSearch, best: Any, counts: Counts) -> Any:
         ends.append(search.deadline.end)
         return best
 
-    monkeypatch.setattr(Counts, "of_a_leap", of_a_leap)
+    monkeypatch.setattr(variant_search, "Counts", Leaps)
     monkeypatch.setattr(variant_search, "with_host_memory", then)
     options = Options(offload=offload, check="never")
     planner.plan(_train_step(), _arguments(), topology="v5e:2x2", options=options)
