@@ -19,7 +19,7 @@ ABOUT, HALF, LITTLE = (2.0, 1.25), 0.5, 0.1
 """Parts of the room in the memory of devices: of what is told by the best plan, which may hold more than others must, of
 all where there is none, and little."""
 BEFORE = 0.6
-"""The part of the time limit that may pass before they are tried."""
+"""The part of the time left that may pass before values on hosts are tried."""
 MISSES = 2
 """How many numbers of microbatches that gain nothing end it."""
 

@@ -138,7 +138,7 @@ def _best_form(
         if written.request.objective == "memory":
             best = compared.whole()
         else:
-            search.deadline = deadline.share(BEFORE) if may_help(search) else deadline
+            search.deadline = deadline.within(BEFORE * deadline.left()) if may_help(search) else deadline
             best = counts.of_a_leap()
             if best is None:
                 best = counts.gaining_most_on(compared.whole() if counts.may_be_below(parts, math.inf) else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 import planner
+from pbqp.deadline import Deadline
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
 from planner.transforms.remat_choice import Front
@@ -136,9 +138,14 @@ def test_hosts_are_used_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("offload", ["auto", "never"])
-def test_time_is_left_for_hosts(offload: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried before them ends sooner; without them it has all of the time."""
+@pytest.mark.parametrize("gone", [0.0, 900.0])
+def test_time_is_left_for_hosts(offload: Any, gone: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried before them ends sooner, but not at once where much time is gone; without them it has all of it."""
     ends: list[float] = []
+    started = time.monotonic()
+
+    def after(seconds: float) -> Deadline:
+        return Deadline(started + 100.0, started - gone)
 
     class Leaps(Counts):
         def __init__(self, search: VariantSearch, front: Front | None) -> None:
@@ -152,12 +159,14 @@ def test_time_is_left_for_hosts(offload: Any, monkeypatch: pytest.MonkeyPatch) -
         ends.append(search.deadline.end)
         return best
 
+    monkeypatch.setattr(Deadline, "after", after)
     monkeypatch.setattr(variant_search, "Counts", Leaps)
     monkeypatch.setattr(variant_search, "with_host_memory", then)
     options = Options(offload=offload, check="never")
     planner.plan(_train_step(), _arguments(), topology="v5e:2x2", options=options)
     assert len(ends) == 2
     assert (ends[0] < ends[1]) == (offload == "auto")
+    assert ends[0] > started
 
 
 def test_what_no_host_helps_is_refused() -> None:

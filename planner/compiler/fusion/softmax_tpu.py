@@ -88,10 +88,10 @@ def windows_of(graph: Graph, fused: Sequence[bool]) -> dict[int, Window]:
         else:
             times = (softmax.length > LONGEST_ROW) - (softmax.length < LONGEST_ROW)
         window = Window(softmax.row, tuple(range(softmax.rank)), times)
-        for exponential in graph.readers(softmax.centred):
-            for summing in graph.readers(exponential.results[0]):
-                if summing.kind == "reduce_sum" and summing.params["axes"] == op.params["axes"]:
-                    found[summing.results[0]] = window
+        exponentials = [tensor for reader in graph.readers(softmax.centred) for tensor in reader.results]
+        for summing in (reader for tensor in exponentials for reader in graph.readers(tensor)):
+            if summing.kind == "reduce_sum" and summing.params["axes"] == op.params["axes"]:
+                found[summing.results[0]] = window
     return found
 
 

@@ -18,6 +18,7 @@ from planner.decisions.groups import group_ops
 from planner.program.graph import Graph
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
+from tests.compiler.probes.fusion import grouped_attention
 
 V5E = compiler_of(parse_topology("v5e:2x4").chip)
 
@@ -106,15 +107,10 @@ def test_other_rows_are_centred_by_whoever_reads_them(case: Any) -> None:
     assert stored(graph, program, "sub") == [False]
 
 
-def _grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    scores = jnp.einsum("bqgrd,bkgd->bgrqk", q, k, preferred_element_type=jnp.float32) / 8.0
-    return jnp.einsum("bgrqk,bkgd->bqgrd", jax.nn.softmax(scores).astype(v.dtype), v)
-
-
 @pytest.mark.parametrize(("length", "times", "more"), [(2048, -1, 0), (3072, 1, 1), (8192, 1, 1)])
 def test_scores_with_groups_of_heads_are_centred_where_no_dim_is_one(length: int, times: int, more: int) -> None:
     """By the matmul, which spares a pass, or by a pass, that writes them beside the row."""
-    graph, program = analysed(_grouped, (2, 512, 2, 8, 128), *[(2, length, 2, 128)] * 2)
+    graph, program = analysed(grouped_attention, (2, 512, 2, 8, 128), *[(2, length, 2, 128)] * 2)
     (window,) = program.windows.values()
     assert (window.times, window.several) == (times, (0, 1, 2, 3, 4))
     moved = [a for of in kernels_of(program).of_group.values() for kernel in of for a in kernel.others if a.several]
@@ -125,7 +121,7 @@ def test_scores_with_groups_of_heads_are_centred_where_no_dim_is_one(length: int
 
 def test_rows_computed_again_are_centred_by_their_matmul_up_to_another_length() -> None:
     def fn(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
-        again = jax.checkpoint(_grouped)
+        again = jax.checkpoint(grouped_attention)
         return jax.grad(lambda *arrays: (again(*arrays).astype(jnp.float32) ** 2).sum(), (0, 1, 2))(q, k, v)
 
     for length, forward, recomputed in ((3072, 1, -1), (4096, 1, 0), (8192, 1, 1)):

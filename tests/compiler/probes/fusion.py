@@ -86,7 +86,8 @@ def _centred(found: Compiled) -> bool:
     return is_matmul(found, first) and f"f32[{BATCH},{LENGTH},{LENGTH}]" in first.shape
 
 
-def _grouped_attention(q: Any, k: Any, v: Any) -> Any:
+def grouped_attention(q: Any, k: Any, v: Any) -> Any:
+    """An attention with groups of heads, whose weights are narrowed."""
     scores = jnp.einsum("bqgrd,bkgd->bgrqk", q, k, preferred_element_type=jnp.float32) / 8.0
     return jnp.einsum("bgrqk,bkgd->bqgrd", jax.nn.softmax(scores).astype(v.dtype), v)
 
@@ -251,7 +252,7 @@ PROBES = (
         topology="v5e:1x1",
         programs=tuple(
             Program(
-                fn=_grouped_attention,
+                fn=grouped_attention,
                 args=(Array(shape=(batch, 512, 2, 8, 128)), *(Array(shape=(batch, 4096, 2, 128)),) * 2),
             )
             for batch in (2, 1)
