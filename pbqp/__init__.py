@@ -13,7 +13,7 @@ Every problem is made smaller, solved, and its assignment mapped back (`smaller`
     cutting planes                      some rows active, elimination is affordable    the best bound that prices give
     messages, subgradient (lagrangian)  elimination is too dear                        a bound; prunes what is above it
     local search                        beside messages and prices                     nothing; finds assignments
-    squeeze (compiled)                  more than 5,000 choices without rows           a bound; prunes
+    squeeze (compiled)                  more than 2,000 choices without rows           a bound; prunes
     elimination within slack            that leaves a gap, few nodes share a table     the optimum, or none is better
     integer program (ilp, HiGHS)        what is left has few enough variables          the optimum, or a bound in time
     folding, arrays                     before the next five                           nothing is lost

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pbqp.problem import Array
 
-COMPILED_CHOICES = 5_000
+COMPILED_CHOICES = 2_000
 """Choices of a problem from which on it is solved compiled: the first time on a machine, compiling takes ten seconds."""
 LARGE_CHOICES = 50_000
 """Choices of a problem from which on a gap may stay."""

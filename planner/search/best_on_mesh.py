@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from pbqp.compiled import is_compiled, is_large
 from pbqp.network.table_cache import TableCache
 from pbqp.options import SolveOptions
@@ -56,6 +58,10 @@ class Candidate:
     def instance(self) -> Instance:
         """The problem of its mesh, with all strategies: stated anew where that was done in another process."""
         return self.state()
+
+    def of_kernels(self, instance: Instance) -> float:
+        """The value of the kernels of its choice, as an instance of its mesh prices them."""
+        return float(np.sum([values[pick] for values, pick in zip(instance.node_values, self.choice, strict=True)]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,21 +91,31 @@ def levels_on_hosts(variants: ProblemVariants) -> Iterator[ProblemVariants]:
 
 def _state_alone(variants: ProblemVariants, best: VariantResult) -> Iterator[ProblemVariants]:
     """Where plans fit already: the state alone, if what its memory may gain is more than its copies take."""
-    may = may_wait(variants.program, parameters=False)
-    if not may.state:
-        return
-    chip, form = variants.request.topology.chip, best.problem.program.form
-    devices = math.prod(best.result.candidates[0].instance.mesh.shape.values())
-    state = sum(variants.program.arguments[i].aval.bytes for i in may.state)
-    gained = min(value_of(best) - best.result.unlimited, STEEPER * best.result.candidates[0].per_byte * state / devices)
+    program, chip, form = variants.program, variants.request.topology.chip, best.problem.program.form
+    plan, enough = best.result.candidates[0], GAIN * value_of(best)
+    devices = math.prod(plan.instance.mesh.shape.values())
+    by_room, copied = STEEPER * plan.per_byte / devices, 2 / (devices * chip.host_link_bytes_per_s)
     crossings = variants.forms.crossings(form)
-    if crossings:
-        front = Front(crossings, chip, parts=form.microbatches)
+    front = Front(crossings, chip, parts=form.microbatches) if crossings else None
+
+    def saving(state: float) -> float:
+        """Seconds that are spared where so many bytes more are saved for the backward pass."""
+        if front is None:
+            return 0.0
         saved = front.settled(form.saved, form.offloaded)
         more = front.within(saved.bytes + state / form.microbatches)
-        gained += max(0.0, saved.seconds - more.seconds) / devices
-    moved = 2 * state / devices / chip.host_link_bytes_per_s
-    if gained < moved + GAIN * value_of(best):
+        return max(0.0, saved.seconds - more.seconds) / devices
+
+    # Which arguments may wait is worked out on the whole program, which is of no use where all of them would not gain.
+    most = sum(program.arguments[i].aval.bytes for i in program.donated)
+    if max(0.0, by_room - copied) * most + saving(most) < enough:
+        return
+    may = may_wait(program, parameters=False)
+    if not may.state:
+        return
+    state = sum(program.arguments[i].aval.bytes for i in may.state)
+    gained = min(value_of(best) - best.result.unlimited, by_room * state) + saving(state)
+    if gained < copied * state + enough:
         return
     # What was better without its checkpoints is so with arguments on hosts.
     lifted = form.without_checkpoints

@@ -22,17 +22,18 @@ from pbqp.deadline import Deadline
 from planner.decisions.decision_graph import Transfer
 from planner.errors import ArgumentError, InfeasibleError, PinError
 from planner.options import Options
+from planner.pricing.build_instance import state
 from planner.pricing.mesh import Shape
 from planner.program.form import Form
 from planner.program.graph import Graph, Op
 from planner.program.jaxpr.origins import is_backward
 from planner.search.best_on_mesh import look
 from planner.search.mesh_search import solve_options
-from planner.search.problem import PlanningProblem
+from planner.search.problem import PlanningProblem, terms_of
 from planner.transforms.batch import Refused, part_counts
 from planner.transforms.remat_choice import Front
 from planner.variants.problem_variants import ProblemVariants
-from planner.variants.variant_result import VariantResult
+from planner.variants.variant_result import VariantResult, value_of
 
 MUCH = 0.15
 """The part of what fewer parts take at the least for which more are taken."""
@@ -40,6 +41,8 @@ NEARLY = 0.8
 """The part of what can be gained on the chips with which as few parts are taken as gain so much."""
 MATTERS = 0.25
 """The part of a bound that computing without memory takes at the least where a bound without memory is sought."""
+WORTHWHILE = 0.05
+"""And the part of the plan's value by which that bound may be the higher one."""
 
 
 SLACK = 0.002
@@ -115,12 +118,22 @@ def least_of_any_form(
     )
     if not variants.request.topology.chip.on_chip_bytes or variants.request.cost_model != "analytic":
         return computing
+    if _without_memory(best) < computing + WORTHWHILE * value_of(best):
+        return computing
     lifted = chooses_saved and (of.without_checkpoints or variants.forms.without_checkpoints is not None)
     saving_all = replace(of, microbatches=1, saved=() if chooses_saved else of.saved, offloaded=(), hosted=())
     with suppress(ArgumentError, PinError):
         problem = variants.of(replace(saving_all, without_checkpoints=lifted))
         return max(computing, _least_communicating(problem, meshes, options, best, known=computing))
     return computing
+
+
+def _without_memory(best: VariantResult) -> float:
+    """Seconds of the best plan if memory took none: no less than the best plan of any form takes so."""
+    plan, problem = best.result.candidates[0], best.problem
+    fast = problem.without_memory_traffic(problem.model)
+    stated = state(problem.model, terms_of(fast, fast.mesh(plan.instance.mesh.shape)))
+    return value_of(best) - plan.of_kernels(plan.instance) + plan.of_kernels(stated)
 
 
 def _least_communicating(

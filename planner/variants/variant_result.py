@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
 from planner.options import GAP, Options, telling
-from planner.pricing.instance import Instance
 from planner.pricing.mesh import Shape, ShapeKey, shape_key
 from planner.program.form import AS_WRITTEN, Form, form_text
 from planner.program.jaxpr.remat.scopes import program_steps
@@ -91,17 +88,12 @@ class VariantResult:
             return 0.0
         larger = self.problem.mesh(mesh.shape)
         roomier = self.problem.state(replace(larger, on_chip_bytes=times * larger.on_chip_bytes)).whole()
-        return _of_kernels(plan.instance, plan.choice) - _of_kernels(roomier, plan.choice)
+        return plan.of_kernels(plan.instance) - plan.of_kernels(roomier)
 
 
 def value_of(searched: VariantResult | None) -> float:
     """The value of the best plan; inf where there is none."""
     return math.inf if searched is None else searched.result.candidates[0].value
-
-
-def _of_kernels(instance: Instance, choice: Sequence[int]) -> float:
-    """The value of the kernels of a choice."""
-    return float(np.sum([values[pick] for values, pick in zip(instance.node_values, choice, strict=True)]))
 
 
 @dataclass(frozen=True, kw_only=True)

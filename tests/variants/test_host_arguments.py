@@ -19,7 +19,9 @@ from planner.errors import ArgumentError, InfeasibleError
 from planner.machine.target import resolve
 from planner.options import Options
 from planner.program.tracing.trace import trace
-from planner.transforms.host_arguments import may_wait, with_arguments_on_host
+from planner.program.tracing.traced import Program
+from planner.transforms.host_arguments import Waiting, may_wait, with_arguments_on_host
+from planner.variants import host_arguments
 from planner.variants.host_arguments import with_more_on_hosts
 from planner.variants.problem_variants import problem_variants
 from planner.variants.variant_search import best_variant
@@ -214,7 +216,9 @@ def test_gpus_are_offered_hosts_where_nothing_fits(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("per_byte", "tried"), [(0.0, False), (1.0, True)])
-def test_hosts_are_tried_where_the_prices_of_memory_say_that_they_may_gain(per_byte: float, tried: bool) -> None:
+def test_hosts_are_tried_where_the_prices_of_memory_say_that_they_may_gain(
+    per_byte: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     optimizer = optax.adamw(1e-3)
     step, args = _step(optimizer), _arguments(optimizer, 4096, 1024, concrete=False)
     program, target = trace(step, args, donate_argnums=(0, 1)), resolve(None, "v5e:2x2")
@@ -225,7 +229,15 @@ def test_hosts_are_tried_where_the_prices_of_memory_say_that_they_may_gain(per_b
     result = replace(found.result, candidates=(first,), free_bounds={(("x", 4),): first.value / 2})
     tight = replace(found, result=result, limit_bytes=first.peak_bytes)
     assert tight.is_kept_back
+    asked: list[Program] = []
+
+    def seen(program: Program, *, parameters: bool) -> Waiting:
+        asked.append(program)
+        return may_wait(program, parameters=parameters)
+
+    monkeypatch.setattr(host_arguments, "may_wait", seen)
     assert bool(list(with_more_on_hosts(variants, tight, Options()))) == tried
+    assert bool(asked) == tried
 
 
 @pytest.mark.slow

@@ -275,8 +275,10 @@ def unchanging(eqn: Any, structure: Structure, param: str) -> Sequence[Any]:
 def with_bodies(eqn: Any, rewritten: Callable[[Any, Place], Any]) -> Any:
     """An equation with its bodies rewritten, each given with its place; the same object where none changes."""
     structure = structure_of(eqn)
+    if structure is None:
+        return eqn
     params, changed = dict(eqn.params), False
-    for place in structure.bodies if structure is not None else ():
+    for place in structure.bodies:
         inner = body_of(eqn, place)
         new = rewritten(inner, place)
         if new is not inner:
