@@ -8,6 +8,7 @@ from functools import cache
 
 import jax
 import jax.extend.core as jex_core
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from benchmarks.models import llama
 from benchmarks.models.base import Model, Size
 from benchmarks.models.checkpoints import Policy, with_policy
 from planner.program.form import Form
+from planner.program.jaxpr.canonicalize.joined_loops import with_loops_joined
 from planner.program.jaxpr.remat.scopes import crossings, program_steps
 from planner.program.tracing.trace import trace
 from planner.program.tracing.traced import Program
@@ -91,3 +93,46 @@ def test_what_a_policy_saves_of_layers_written_out_may_be_computed_again() -> No
     by_policy, whole = (crossings(_written(policy, False))[0] for policy in ("dots_saveable", "as written"))
     fixed = [sum(not value.repeatable for value in crossing.values) for crossing in (by_policy, whole)]
     assert fixed[0] == fixed[1]
+
+
+def _grouped(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
+    """A loss of layers in groups, which all read one bias that is trained as well."""
+    matrices, bias = weights
+
+    def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return x + jnp.tanh(jnp.tanh(x @ w + bias) @ w.T), None
+
+    group = jax.checkpoint(lambda x, own: jax.lax.scan(jax.checkpoint(layer), x, own))
+    return jnp.sum(jax.lax.scan(lambda x, own: (group(x, own)[0], None), x, matrices)[0] ** 2)
+
+
+def test_a_gradient_that_groups_sum_from_zero_is_one_sum_over_all_layers() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = jax.random.normal(keys[0], (2, 3, 16, 16)) / 4, jax.random.normal(keys[1], (16,))
+    args = weights, jax.random.normal(keys[2], (8, 16))
+    program = trace(jax.value_and_grad(_grouped), args)
+    least = without_checkpoints(program)
+    assert least is not None
+    (found,) = crossings(least)
+    assert found.length == 6
+    expected = jax.tree.leaves(jax.value_and_grad(_grouped)(*args))
+    computed = jex_core.jaxpr_as_fun(least.jaxpr)(*jax.tree.leaves(args))
+    for a, b in zip(computed, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kept", "loops"), [(1.0, 1), (0.5, 2)], ids=["sum", "decaying"])
+def test_only_sums_go_on_from_group_to_group(kept: float, loops: int) -> None:
+    def member(total: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return (total if kept == 1.0 else kept * total) + jnp.sin(w), None
+
+    def of_groups(x: jax.Array) -> jax.Array:
+        def group(total: jax.Array, own: jax.Array) -> tuple[jax.Array, None]:
+            return total + jax.lax.scan(member, jnp.zeros(x.shape[2:]), own)[0], None
+
+        return jax.lax.scan(group, x[0, 0], x)[0]
+
+    x = jax.random.normal(jax.random.key(0), (2, 3, 5))
+    joined = with_loops_joined(jax.make_jaxpr(of_groups)(x))
+    assert str(joined).count("scan[") == loops
+    np.testing.assert_allclose(jex_core.jaxpr_as_fun(joined)(x)[0], of_groups(x), rtol=1e-6)

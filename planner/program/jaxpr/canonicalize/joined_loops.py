@@ -1,4 +1,7 @@
-"""A loop over groups whose body is one loop over the members of a group, as one loop over all members."""
+"""A loop over groups whose body is one loop over the members of a group, as one loop over all members.
+
+Besides, the outer body may add what the inner loop has summed to a sum of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 
 from planner.program.jaxpr.bodies import body_of, closed, holds_constants, opened, structure_of, with_fields
-from planner.program.jaxpr.calls import equations_by, scanned
+from planner.program.jaxpr.calls import equations_by, is_zero, scanned
 from planner.program.jaxpr.canonicalize.inlined import inlined
+
+SUMS = frozenset(("add", "add_any"))
+"""The additions of a backward pass, and of everybody else."""
 
 
 def with_loops_joined(jaxpr: Any) -> Any:
-    """A program with such loops as one, where the body of the outer one does nothing else; the same object without any.
+    """A program with such loops as one, where the body of the outer one does little else; the same object without any.
 
     What both loops stack is reshaped, and what one of them reads that another has stacked is not.
     """
@@ -38,9 +44,12 @@ def _scan_of(eqn: Any) -> tuple[Any, int, int] | None:
 def _joined(eqn: Any, flat: dict[Any, Any]) -> list[Any] | None:
     """The equations of one loop in the place of two; `flat` are stacks of members by the stacks of groups."""
     outer = _scan_of(eqn)
-    if outer is None or len(outer[0].eqns) != 1:
+    if outer is None:
         return None
-    body, consts, carry = outer
+    whole, consts, carry = outer
+    body = _with_sums_carried(whole, whole.invars[consts : consts + carry])
+    if len(body.eqns) != 1:
+        return None
     member = body.eqns[0]
     inner = _scan_of(member)
     if inner is None or inner[2] != carry or member.params["reverse"] != eqn.params["reverse"]:
@@ -82,6 +91,56 @@ def _joined(eqn: Any, flat: dict[Any, Any]) -> list[Any] | None:
             eqns += _reshaped(results[position], var, eqn)
     flat.setdefault(None, None)
     return eqns
+
+
+def _with_sums_carried(body: Any, carried: Sequence[Any]) -> Any:
+    """The body of a loop over groups whose inner loop adds to what is `carried`, instead of summing from zero.
+
+    The backward pass sums so the gradient of what all layers read, such as a bias by position.
+    """
+    loops = [eqn for eqn in body.eqns if eqn.primitive.name == "scan"]
+    inner = _scan_of(loops[0]) if len(loops) == 1 else None
+    if inner is None:
+        return body
+    member, (inner_body, consts, carry) = loops[0], inner
+    operands, outvars, kept = list(member.invars), list(body.outvars), list(body.eqns)
+    for position, (start, made) in enumerate(zip(inner_body.invars[consts:], member.outvars[:carry], strict=False)):
+        zero, added = _zeros_of(body, operands[consts + position]), _only_reader(body, made)
+        if zero is None or added is None or not _is_added_to(inner_body, start, inner_body.outvars[position]):
+            continue
+        other = next((atom for atom in added.invars if atom is not made), made)
+        places = [i for i, var in enumerate(carried) if var is other and outvars[i] is added.outvars[0]]
+        if places and _is_added_to(body, other, outvars[places[0]]):
+            operands[consts + position], outvars[places[0]] = other, made
+            kept = [eqn for eqn in kept if eqn is not zero and eqn is not added]
+    eqns = [eqn.replace(invars=operands) if eqn is member else eqn for eqn in kept]
+    return body if len(kept) == len(body.eqns) else with_fields(body, eqns=eqns, outvars=outvars)
+
+
+def _is_added_to(body: Any, start: Any, end: Any) -> bool:
+    """Whether all that becomes of one variable of a body is that others are added to it, which is then the other."""
+    while start is not end:
+        added = _only_reader(body, start)
+        if added is None or added.primitive.name not in SUMS:
+            return False
+        start = added.outvars[0]
+    read = any(atom is end for eqn in body.eqns for atom in eqn.invars)
+    return not read and sum(atom is end for atom in body.outvars) == 1
+
+
+def _only_reader(body: Any, var: Any) -> Any | None:
+    """The equation that reads a variable, if it is one that reads it once, and the body does not return it."""
+    readers = [eqn for eqn in body.eqns for atom in eqn.invars if atom is var]
+    returned = any(atom is var for atom in body.outvars)
+    return readers[0] if len(readers) == 1 and not returned else None
+
+
+def _zeros_of(body: Any, atom: Any) -> Any | None:
+    """The equation that makes an array of zeros that only one equation reads; None where it is no such array."""
+    maker = next((eqn for eqn in body.eqns if any(var is atom for var in eqn.outvars)), None)
+    if maker is None or maker.primitive.name != "broadcast_in_dim" or _only_reader(body, atom) is None:
+        return None
+    return maker if is_zero(maker.invars[0]) else None
 
 
 def _parts(atoms: Sequence[Any], consts: int, carry: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
