@@ -97,12 +97,12 @@ def _state_alone(variants: ProblemVariants, best: VariantResult) -> Iterator[Pro
     by_room, copied = STEEPER * plan.per_byte / devices, 2 / (devices * chip.host_link_bytes_per_s)
     crossings = variants.forms.crossings(form)
     front = Front(crossings, chip, parts=form.microbatches) if crossings else None
+    saved = front.settled(form.saved, form.offloaded) if front is not None else None
 
     def saving(state: float) -> float:
         """Seconds that are spared where so many bytes more are saved for the backward pass."""
-        if front is None:
+        if front is None or saved is None:
             return 0.0
-        saved = front.settled(form.saved, form.offloaded)
         more = front.within(saved.bytes + state / form.microbatches)
         return max(0.0, saved.seconds - more.seconds) / devices
 

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 
 from planner.program.jaxpr.bodies import body_of, closed, holds_constants, opened, structure_of, with_fields
 from planner.program.jaxpr.calls import equations_by, is_zero, scanned
+from planner.program.jaxpr.canonicalize.added_stacks import SUMS
 from planner.program.jaxpr.canonicalize.inlined import inlined
 
-SUMS = frozenset(("add", "add_any"))
-"""The additions of a backward pass, and of everybody else."""
+BESIDE = frozenset((*SUMS, "broadcast_in_dim"))
+"""What may stand beside the inner loop: sums of groups, and the zeros that they begin at."""
 
 
 def with_loops_joined(jaxpr: Any) -> Any:
@@ -46,15 +47,18 @@ def _joined(eqn: Any, flat: dict[Any, Any]) -> list[Any] | None:
     outer = _scan_of(eqn)
     if outer is None:
         return None
-    whole, consts, carry = outer
-    body = _with_sums_carried(whole, whole.invars[consts : consts + carry])
+    body, consts, carry = outer
+    loops = [one for one in body.eqns if one.primitive.name == "scan"]
+    if len(loops) != 1 or any(one.primitive.name not in BESIDE for one in body.eqns if one is not loops[0]):
+        return None
+    inner = _scan_of(loops[0])
+    if inner is None or inner[2] != carry or loops[0].params["reverse"] != eqn.params["reverse"]:
+        return None
+    inner_body, inner_consts, _ = inner
+    body = _with_sums_carried(body, body.invars[consts : consts + carry], loops[0], inner_body, inner_consts)
     if len(body.eqns) != 1:
         return None
     member = body.eqns[0]
-    inner = _scan_of(member)
-    if inner is None or inner[2] != carry or member.params["reverse"] != eqn.params["reverse"]:
-        return None
-    inner_body, inner_consts, _ = inner
     operand = dict(zip(body.invars, eqn.invars, strict=True))
     same, carried, sliced = _parts(body.invars, consts, carry)
     of_same, of_carried, of_sliced = _parts(member.invars, inner_consts, carry)
@@ -93,18 +97,15 @@ def _joined(eqn: Any, flat: dict[Any, Any]) -> list[Any] | None:
     return eqns
 
 
-def _with_sums_carried(body: Any, carried: Sequence[Any]) -> Any:
-    """The body of a loop over groups whose inner loop adds to what is `carried`, instead of summing from zero.
+def _with_sums_carried(body: Any, carried: Sequence[Any], member: Any, inner_body: Any, consts: int) -> Any:
+    """The body of a loop over groups whose inner loop, the `member`, adds to what is `carried`, and not to zero.
 
-    The backward pass sums so the gradient of what all layers read, such as a bias by position.
+    The backward pass sums so the gradient of what all layers read, such as a bias by position. `consts` are how many
+    operands of the inner loop are the same in every pass.
     """
-    loops = [eqn for eqn in body.eqns if eqn.primitive.name == "scan"]
-    inner = _scan_of(loops[0]) if len(loops) == 1 else None
-    if inner is None:
-        return body
-    member, (inner_body, consts, carry) = loops[0], inner
     operands, outvars, kept = list(member.invars), list(body.outvars), list(body.eqns)
-    for position, (start, made) in enumerate(zip(inner_body.invars[consts:], member.outvars[:carry], strict=False)):
+    for position, made in enumerate(member.outvars[: len(carried)]):
+        start = inner_body.invars[consts + position]
         zero, added = _zeros_of(body, operands[consts + position]), _only_reader(body, made)
         if zero is None or added is None or not _is_added_to(inner_body, start, inner_body.outvars[position]):
             continue
