@@ -133,7 +133,7 @@ def kernel_traffic(program: Model, group: Group, strategies: Strategies, mesh: M
         room = _room(inside, mesh)
         if mesh.pooled_devices > 1:
             fits = math.prod(inside.shape) * inside.itemsize <= mesh.pooled_devices * room
-            if fits or array.copied_slice is not None or array.rows is not None:
+            if fits or array.copied_slice is not None or array.rows is not None or array.several:
                 moved.setdefault(op, np.zeros(len(strategies)))
                 continue
             room = 0.0
@@ -319,7 +319,7 @@ def _heavy(program: Model, op: Op, strategies: Strategies, model: CostModel, mes
     by_vector = compiler.runs("dot-strength-reduction") and is_by_vector(graph, op)
     engine = "vector" if by_vector else op_engine(op)
     padded = compiler.runs("tiling") and not by_vector
-    multiplied = flops * _filled(graph, grouping, op, strategies, mesh.matrix_lanes) if padded else flops
+    multiplied = flops * _filled(graph, grouping, op, strategies, mesh) if padded else flops
     dtype, pieces = op_dtype(graph, op), 1.0
     if compiler.runs("gemm-tiling"):
         pieces = _pieces(graph, grouping, op, strategies, flops)
@@ -385,9 +385,9 @@ def _traffic(program: Model, op: Op, strategies: Strategies, mesh: Mesh) -> Floa
     return zero + moved_bytes(program.compiled, op, operands, results)
 
 
-def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, lanes: int) -> Floats:
+def _filled(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, mesh: Mesh) -> Floats:
     """By how much more a matrix unit multiplies than the parts of an op ask for, tiles filled up with zeros."""
-    multiplied = _product(graph, grouping, op, strategies)
+    multiplied, lanes = _product(graph, grouping, op, strategies, parts=mesh.pooled_devices), mesh.matrix_lanes
     if multiplied is None:
         return np.ones(len(strategies))
     contracted, rows, columns = (np.ceil(extent / lanes) * lanes / extent for extent in multiplied)
@@ -425,8 +425,13 @@ def _pieces(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, fl
     return pieces / np.clip(parts, 1.0, MEASURED_BATCH)
 
 
-def _product(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -> tuple[Floats, ...] | None:
-    """What an op contracts, its rows and its columns on one device; None where it is no product of matrices."""
+def _product(
+    graph: Graph, grouping: Grouping, op: Op, strategies: Strategies, *, parts: int = 1
+) -> tuple[Floats, ...] | None:
+    """What an op contracts, its rows and its columns on one device; None where it is no product of matrices.
+
+    The most that it contracts, were its results in so many `parts`: of a convolution that is more where these are small.
+    """
     product = traits(op.kind).product
     if product is None:
         return None
@@ -436,6 +441,7 @@ def _product(graph: Graph, grouping: Grouping, op: Op, strategies: Strategies) -
     held = [
         list(_local_extents(graph.tensors[t].aval.shape, strategies.locations(dims), axis_sizes).T) for t, dims in sides
     ]
+    held[len(op.operands) :] = [[extent / parts for extent in result] for result in held[len(op.operands) :]]
     return tuple(np.maximum(extent, 1.0) for extent in product(held, op.params))
 
 

@@ -306,9 +306,9 @@ def terms_of(problem: PlanningProblem, mesh: Mesh, pins: MatchedPins | None = No
 
 
 def _feeding(problem: PlanningProblem, mesh: Mesh) -> Feeding | None:
-    """How inputs come from hosts on a mesh."""
+    """How inputs come from hosts on a mesh; to a device that stands for several for nothing."""
     inputs, topology = problem.analysis.inputs, problem.request.topology
-    if not inputs:
+    if not inputs or mesh.pooled_devices > 1:
         return None
     least = problem.model.matmul_flops / (mesh.num_devices * mesh.matmul_flops_per_s)
     hosts = problem.target.hosts(mesh.shape, topology).reshape(mesh.sizes)

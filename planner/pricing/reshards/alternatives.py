@@ -92,13 +92,17 @@ def _set_apart(
 
 
 def local_extents(locations: Locations, sizes: Sequence[int], shape: Sequence[int]) -> npt.NDArray[np.int64]:
-    """The extents of a device's part of an array of this whole shape at each of the locations: shape (n, rank)."""
+    """The extents of a device's part of an array of this whole shape at each of the locations: shape (n, rank).
+
+    A dim of blocks may be split into more parts than it has blocks: the part of one counts whole.
+    """
     local = np.tile(np.asarray(shape, np.int64), (len(locations), 1))
     lines = np.arange(len(locations))
     for axis, size in enumerate(sizes):
         dims = locations[:, axis]
         split = lines[dims >= 0]
-        local[split, dims[split]] //= size
+        whole = local[split, dims[split]]
+        local[split, dims[split]] = np.maximum(whole // size, np.minimum(whole, 1))
     return local
 
 
