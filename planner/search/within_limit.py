@@ -183,10 +183,14 @@ class LimitSearch:
         return min(self.cutoff, math.inf if self.best is None else self.best.value)
 
     @property
+    def gap(self) -> float:
+        """What the best plan may miss, as a part of its value."""
+        return self.solving.gap * (LARGE_LEFT if is_large(self.problem.node_costs) else 1.0)
+
+    @property
     def finished(self) -> bool:
         """Whether nothing is left that could be better by more than the gap."""
-        left = self.solving.gap * (LARGE_LEFT if is_large(self.problem.node_costs) else 1.0)
-        return math.isfinite(self.upper) and self.upper - self.bound <= left * abs(self.upper)
+        return math.isfinite(self.upper) and self.upper - self.bound <= self.gap * abs(self.upper)
 
     def approach(self) -> Mapping[int, float]:
         """The prices at which a plan fits, nothing is below the cutoff, or hardly anything fits; see the module.
@@ -259,10 +263,8 @@ class LimitSearch:
         def solve(limited: Problem) -> Solution:
             more = np.arange(len(limited.node_costs) - len(block)) + block.max() + 1
             small = contracted(limited, np.concatenate((block, more)))
-            gap = PRICE_LEFT * solving.gap
-            found = solve_ilp(
-                small.problem, solving.of_solve(solving.seconds, cutoff=self.upper, gap=gap, compiled=False)
-            )
+            within = solving.of_solve(solving.seconds, cutoff=self.upper, gap=PRICE_LEFT * self.gap, compiled=False)
+            found = solve_ilp(small.problem, within)
             return found if found.choice is None else replace(found, choice=tuple(small.lift(found.choice).tolist()))
 
         for picks in self.limited(memory, solving, solve):
