@@ -142,7 +142,8 @@ def _least_communicating(
     """Seconds that the problem of the form that saves all takes on the best of the meshes, if memory took none.
 
     What its backward pass reads of its forward pass is there as it wants it: a form that computes it again may have it so.
-    At most the value of the `best` plan, and 0 where memory is all that matters beside the `known` bound.
+    At most the value of the `best` plan, and 0 where memory is all that matters beside the `known` bound, or that is about
+    as high.
     """
     model, plan = problem.model, best.result.candidates[0]
     transfers = tuple(transfer for transfer in model.flow.transfers if not _crosses(model.graph, transfer))
@@ -158,6 +159,8 @@ def _least_communicating(
         if evenly * devices / math.prod(mesh.values()) < found:
             with suppress(PinError, InfeasibleError):  # of pins that do not fit the mesh
                 found = look(common.state(common.mesh(mesh)), solving.afresh(), best=found).bound
+        if found < known + WORTHWHILE * plan.value:
+            return 0.0
     # Another form may have fewer kernels.
     return found - own.kernel_seconds * math.fsum(map(model.launches, model.grouping.groups))
 
