@@ -26,9 +26,6 @@ from planner.units import quantity
 from planner.variants.lower_bounds import Floors
 from planner.variants.variant_result import FORM_GAP, GAIN, VariantResult, VariantSearch, value_of
 
-ROUGH = 0.05
-"""What may be left between the best plan in a number of microbatches and the bound, where others are known: there are
-several, and what they gain where memory is short is more."""
 STRIDE = 2
 """How many numbers of microbatches further the next one is that is tried: four times as many, mostly."""
 MISSES = 2
@@ -190,7 +187,7 @@ class Counts:
         counts, more, found, missed, at, tried = self.possible, None, first, 0, first, set[int]()
         while at < len(counts):
             cutoff = self._cutoff(counts[at], more or best, below)
-            other = self._of_microbatches(counts[at], below=cutoff, rough=(more or best) is not None)
+            other = self._of_microbatches(counts[at], below=cutoff)
             tried.add(at)
             if other is not None:
                 more, found = other, at
@@ -202,8 +199,8 @@ class Counts:
         for at in (found - 1, found + 1):
             if at in range(len(counts)) and at not in tried and (more or misses > 1) and not self._search.late:
                 cutoff = self._cutoff(counts[at], more or best, below)
-                more = self._of_microbatches(counts[at], below=cutoff, rough=(more or best) is not None) or more
-        return None if more is None else self._search.proven(more)
+                more = self._of_microbatches(counts[at], below=cutoff) or more
+        return more
 
     def _in_least_microbatches(self) -> VariantResult | None:
         """The better of the plans in the two least numbers of microbatches with which any fits and leaves room.
@@ -215,12 +212,12 @@ class Counts:
             if self._search.late:
                 break
             before = best
-            best = self._of_microbatches(count, below=value_of(before), rough=True) or before
+            best = self._of_microbatches(count, below=value_of(before)) or before
             if before is not None:
                 break
         if best is None:
             return None
-        return _with_reason(self._search.proven(best), "leaves room in the memory, without which it may not fit")
+        return _with_reason(best, "leaves room in the memory, without which it may not fit")
 
     def _cutoff(self, count: int, best: VariantResult | None, below: float) -> float:
         """What plans in so many microbatches must be below: by enough where others have fewer; 0 where none may be."""
@@ -248,7 +245,7 @@ class Counts:
         floor = best.result.unlimited - best.slower
         return floor < below or floor - self._gain_on_chips(best, count) < below
 
-    def _of_microbatches(self, count: int, *, below: float, rough: bool) -> VariantResult | None:
+    def _of_microbatches(self, count: int, *, below: float) -> VariantResult | None:
         """The best plans below a value in so many microbatches; None where there are none, or the program has no such form.
 
         Where none is and memory is not why, none that computes more again is either.
@@ -257,10 +254,9 @@ class Counts:
         if below <= 0:
             search.over = False
             return None
-        worth, gap = (GAIN, ROUGH) if rough else (FORM_GAP, FORM_GAP)
         with suppress(ArgumentError, PinError):  # of an op that is not known by parts
             for offer in self._offered_in(count):
-                found = search.search(offer.problem, below=below, worth=worth, gap=gap)
+                found = search.search(offer.problem, below=below, worth=FORM_GAP)
                 if found is None and not search.over:
                     break
                 if found is None:
@@ -270,7 +266,7 @@ class Counts:
                 if front is None or more is None:
                     return found
                 fuller = self._offer(count, front, more)
-                filled = search.search(fuller.problem, below=value_of(found), worth=worth, gap=gap)
+                filled = search.search(fuller.problem, below=value_of(found), worth=FORM_GAP)
                 search.over = False
                 return found if filled is None else fuller.of(filled)
             if not search.over:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pbqp.deadline import Deadline
 from planner.errors import InfeasibleError
 from planner.options import GAP, Options, telling
-from planner.pricing.mesh import Shape, ShapeKey, shape_key
+from planner.pricing.mesh import Shape, ShapeKey
 from planner.program.form import AS_WRITTEN, Form, form_text
 from planner.program.jaxpr.remat.scopes import program_steps
 from planner.program.tracing.traced import Program
@@ -52,8 +52,7 @@ class VariantResult:
 
     `limit_bytes` is what the plans keep to; `none_fits` says why none is predicted to fit, where a compiler judges.
     `any_form` are seconds that no plan in any form is below; None where no other form may be chosen (`least_of_any_form`).
-    `slower` is what the form takes, by the prices of `remat_choice`, beyond the fastest choice of what is saved; `rough`
-    plans may be further from the best of their form than others.
+    `slower` is what the form takes, by the prices of `remat_choice`, beyond the fastest choice of what is saved.
     """
 
     problem: PlanningProblem
@@ -62,7 +61,6 @@ class VariantResult:
     none_fits: InfeasibleError | None = None
     notes: tuple[str, ...] = ()
     slower: float = 0.0
-    rough: bool = False
     any_form: float | None = None
 
     @property
@@ -158,12 +156,10 @@ class VariantSearch:
         """Those of the largest mesh."""
         return max(math.prod(mesh.values()) for mesh in self.meshes)
 
-    def search(
-        self, problem: PlanningProblem, *, below: float, worth: float = WORTHWHILE, gap: float = FORM_GAP
-    ) -> VariantResult | None:
+    def search(self, problem: PlanningProblem, *, below: float, worth: float = WORTHWHILE) -> VariantResult | None:
         """The best plans of a program in one form, None where there is none below a value within the limit.
 
-        A mesh tried later must be better by a share of `worth`. Under a limit the search ends at a `gap`, where no other is
+        A mesh tried later must be better by a share of `worth`. Under a limit the search ends at a gap, where no other is
         asked for, wider than that of a single form; the certificate says at which. Where no time is left, none is sought
         that must be below another.
         """
@@ -176,7 +172,8 @@ class VariantSearch:
             self.over, self.short = True, self.short or math.isinf(limited)
             return None
         limit = problem.roomy_limit
-        options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=self._gap(gap))
+        gap = FORM_GAP if self.options.gap == GAP else self.options.gap
+        options = replace(self.options, time_limit_s=self.deadline.left(1.0), gap=gap)
         if form != AS_WRITTEN:
             options = telling(options, form_text(form))
         try:
@@ -200,43 +197,10 @@ class VariantSearch:
             return None
         self.over = found.memory_bound
         self.bounds.take(form, found, below)
-        rough = max(worth, gap) > FORM_GAP
         if not found.candidates:
             return None
-        self.found.append(VariantResult(problem=problem, result=found, limit_bytes=limit, rough=rough))
+        self.found.append(VariantResult(problem=problem, result=found, limit_bytes=limit))
         return self.found[-1]
-
-    def proven(self, searched: VariantResult) -> VariantResult:
-        """Which form is best is told by rough plans: of that form the best plan, and proven.
-
-        Meshes whose bounds are above the rough plan's value are not searched again.
-        """
-        value = value_of(searched)
-        if not searched.rough or searched.result.bound >= value * (1 - self._gap(FORM_GAP)):
-            return searched
-        below = value * (1 + 2 * WORTHWHILE)
-        open_meshes = [
-            mesh
-            for mesh, tried in zip(self.meshes, searched.result.tried, strict=True)
-            if tried.bound is not None and tried.bound < below
-        ]
-        options = telling(self.options, "closer to the best")
-        proven = replace(self, meshes=open_meshes, options=options, bounds=FormBounds()).search(
-            searched.problem, below=below, worth=FORM_GAP
-        )
-        if proven is None:
-            return searched
-        again = {shape_key(tried.mesh): tried for tried in proven.result.tried}
-        found = replace(
-            proven.result,
-            tried=tuple(again.get(shape_key(tried.mesh), tried) for tried in searched.result.tried),
-            seconds=searched.result.seconds + proven.result.seconds,
-        )
-        return replace(proven, result=found, notes=searched.notes, slower=searched.slower)
-
-    def _gap(self, gap: float) -> float:
-        """What may be left between the best plan of a form and the bound: this, where no other is asked for."""
-        return gap if self.options.gap == GAP else self.options.gap
 
     def may_fit(self, choice: Choice, parts: int = 1) -> bool:
         """Whether the arguments and what is saved, of one of these parts of the batch, fit, were all of it split evenly."""
