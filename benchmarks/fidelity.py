@@ -109,8 +109,10 @@ def measure(model: Model, topology: str, mesh: Mapping[str, int] | None, kept: K
 
 
 def _products(report: AotReport, topology: str) -> float | None:
-    """The operations of compiled products; None where they are calls of libraries, or some loop's trips are not known."""
-    found = None if parse_topology(topology).chip.platform == "gpu" else read_products(report.hlo)
+    """The operations of compiled products; None where nothing was compiled, they are calls of libraries, or some loop's
+    trips are not known."""
+    known = report.ok and parse_topology(topology).chip.platform != "gpu"
+    found = read_products(report.hlo) if known else None
     return None if found is None else sum(found.values())
 
 

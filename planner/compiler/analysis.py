@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,6 +101,25 @@ class Model:
             orders = memory_orders(self.seen.graph, self.grouping, transfer.tensor)
             self._orders[transfer.tensor] = orders[:1] if transfer.region_after_loop is not None else orders
         return self._orders[transfer.tensor]
+
+    def dims_in_sum(self, term: Transfer, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Where every dim of a term is in its accumulator of this shape, which is the term, its transpose, or a stack of
+        such; None where that is not known."""
+        made, readers = self.graph.tensors[term.tensor].aval.shape, list(self.graph.readers(term.tensor))
+        turned = [reader.kind for reader in readers] == ["transpose"]
+        dims: Sequence[int] = readers[0].params["permutation"] if turned else range(len(made))
+        before = len(shape) - len(dims)
+        if before < 0 or tuple(made[dim] for dim in dims) != shape[before:]:
+            return None
+        return tuple(before + dims.index(dim) for dim in range(len(made)))
+
+    def orders_of_sum(self, term: Transfer, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+        """The orders in which the dims of an accumulator of this shape may lie, as its term; None: as any array."""
+        within = self.dims_in_sum(term, shape)
+        if within is None:
+            return None
+        stacked = tuple(range(len(shape) - len(within)))
+        return tuple((*stacked, *(within[dim] for dim in order)) for order in self.memory_orders(term) or ()) or None
 
     def factor_bytes(self, group: Group) -> Floats:
         """For every factor of a group the bytes of the results that it is a factor of, which its splitting divides."""

@@ -168,7 +168,7 @@ class Chosen:
     @cached_property
     def summed_after_loop(self) -> Mapping[int, str]:
         """The transfers that sum behind a loop what it accumulates, with the collective that the compiler makes of each."""
-        of_tensor = {t.tensor: t.id for t in self.instance.model.flow.transfers if t.region_after_loop is not None}
+        of_tensor = {t.tensor: t for t in self.instance.model.flow.transfers if t.region_after_loop is not None}
         if not of_tensor:
             return {}
         flow, found = self.instance.model.flow, dict[int, str]()
@@ -179,12 +179,13 @@ class Chosen:
         for accumulator in flow.accumulators:
             axes, (tensor,) = axes_after_loop(accumulator, placed), accumulator.leaves.results
             if axes:
-                kind = self._summed_as(tensor, axes, reads.get(tensor, ()))
-                found |= {of_tensor[term.op.results[0]]: kind for term in accumulator.terms}
+                terms = [of_tensor[term.op.results[0]] for term in accumulator.terms]
+                kind = self._summed_as(tensor, terms[0], axes, reads.get(tensor, ()))
+                found |= {term.id: kind for term in terms}
         return found
 
-    def _summed_as(self, tensor: int, axes: Collection[str], reads: Sequence[Transfer]) -> str:
-        """What becomes of a sum in place over these axes, and these transfers of it afterwards.
+    def _summed_as(self, tensor: int, term: Transfer, axes: Collection[str], reads: Sequence[Transfer]) -> str:
+        """What becomes of a sum of such terms in place over these axes, and these transfers of it afterwards.
 
         A reduce-scatter where all that reads it takes the same part of it.
         """
@@ -197,6 +198,7 @@ class Chosen:
                 *(mesh, self.home(tensor), partial, self.at(t.target, t.target_dims)),
                 shape=aval.shape,
                 whole_bytes=aval.bytes,
+                orders=self.instance.model.orders_of_sum(term, aval.shape),
             )[0]
             for t in reads
         }

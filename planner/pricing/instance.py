@@ -28,6 +28,7 @@ from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
+from planner.pricing.reshards.alternatives import SUMMED, ways_of
 from planner.pricing.reshards.reshard import Locations, Patterns, Step, local_bytes, patterns_of, sliced_bytes
 from planner.pricing.reshards.shares import (
     ALL,
@@ -228,18 +229,37 @@ class Instance:
     def loop_sum_values(self, loop_sum: LoopSum) -> Floats:
         """What a sum behind a loop costs more, by strategies of its source and of a reader: (n, m).
 
-        Summed over axes that do not split what is read, it is no reduce-scatter (`transfer_values`) but an all-reduce. What
-        is summed in every trip is charged as well, if nothing that reads it is split; it would be summed better once.
+        Summed over axes that do not split what is read, or where the compiler cannot scatter it, it is no reduce-scatter
+        (`transfer_values`) but an all-reduce. What is summed in every trip is charged as well, if nothing that reads it is
+        split; it would be summed better once.
         """
         term, read, share = loop_sum
         axes, bytes = self._partial(term)
         target = self.strategies[read.target].locations(read.target_dims)
-        split = (target >= 0) @ (1 << np.arange(target.shape[1]))
+        split = np.where(self._is_summed(term, read), 0, (target >= 0) @ (1 << np.arange(target.shape[1])))
         whole, scattered = axes[:, None] & ~split, axes[:, None] & split
         held = bytes[:, None] / self.mesh.mask_sizes()[scattered]
         shares = self.savings(term)[0][COUNTED.index("all-reduce")]
         all_reduced, scattered = (self.mesh.values(kind, whole, held, shares) for kind in SUMMING)
         return (self.weight * share * term.trips_after_loop) * np.maximum(all_reduced - scattered, 0.0)
+
+    def _is_summed(self, term: Transfer, read: Transfer) -> npt.NDArray[np.bool_]:
+        """Whether the compiler sums the whole of an accumulator that is read scattered, by strategies as above: (n, m)."""
+        aval, source = self.model.graph.tensors[read.tensor].aval, self.strategies[term.source]
+        target = self.strategies[read.target].locations(read.target_dims)
+        within = self.model.dims_in_sum(term, aval.shape)
+        if within is None:
+            return np.zeros((len(source), len(target)), np.bool_)
+        ways = ways_of(
+            self.mesh,
+            np.array([*within, -1], np.int8)[source.locations(term.source_dims)],
+            source.splits(term.reduced),
+            target,
+            shape=aval.shape,
+            whole_bytes=aval.bytes,
+            orders=self.model.orders_of_sum(term, aval.shape),
+        )
+        return ways == SUMMED
 
     @property
     def loop_sums(self) -> Sequence[LoopSum]:

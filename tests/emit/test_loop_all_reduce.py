@@ -223,6 +223,49 @@ def test_a_sum_after_a_loop_is_scattered_where_slices_are_read(whole: bool, kind
     assert not found.differs, found
 
 
+def _of_heads(joined: bool, spec: P) -> planner.Plan:
+    """Gradients of weights with heads of half a tile, which are made by heads and turned around, in microbatches."""
+    layers, heads, size, width = 4, 16, 64, 1024
+
+    def step(w: Any, x: Any) -> Any:
+        def layer(h: Any, w: Any) -> Any:
+            if joined:
+                return jnp.tanh(jnp.einsum("bshk,hkd->bsd", h.reshape(*h.shape[:2], heads, size), w)), None
+            return jnp.tanh(jnp.einsum("bsd,dhk->bshk", h, w).reshape(h.shape)), None
+
+        def add(total: Any, part: Any) -> Any:
+            return total + jax.grad(lambda w: jnp.sum(lax.scan(layer, part, w)[0] ** 2))(w), None
+
+        return w - lax.scan(add, jnp.zeros_like(w), x)[0]
+
+    shape = (layers, heads, size, width) if joined else (layers, width, heads, size)
+    shapes = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((4, 64, 256, width), jnp.float32)
+    options = planner.Options(check="never", microbatches=1, remat="as written")
+    pins = {"w": spec, "x": P(None, "x")}
+    return planner.plan(step, shapes, topology="v5e:2x4", mesh={"x": 8}, pins=pins, options=options)
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+@pytest.mark.parametrize(
+    ("joined", "spec", "exchanged"),
+    [
+        (False, P(None, "x"), False),
+        (False, P(None, None, "x"), True),
+        (True, P(None, "x"), True),
+        (True, P(None, None, None, "x"), False),
+    ],
+    ids=str,
+)
+def test_a_sum_after_a_loop_lies_as_what_is_added(joined: bool, spec: P, exchanged: bool) -> None:
+    """No compiler scatters it by heads: it is scattered by the width, and exchanged."""
+    plan = _of_heads(joined, spec)
+    kinds = {"reduce-scatter", "all-gather", *(["all-to-all"] if exchanged else [])}
+    assert {c.kind for c in plan.predicted.collectives} == kinds
+    assert plan.certificate.value == pytest.approx(plan.predicted.seconds, rel=1e-3)
+    found = plan.verify().collectives
+    assert not found.differs, found
+
+
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 def test_gradients_of_scanned_layers_in_microbatches_are_summed_once(reverse: bool) -> None:
     """Of weights that all devices hold: no microbatch sums, or scatters, what its loop over layers adds up."""
