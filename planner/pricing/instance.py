@@ -229,37 +229,36 @@ class Instance:
     def loop_sum_values(self, loop_sum: LoopSum) -> Floats:
         """What a sum behind a loop costs more, by strategies of its source and of a reader: (n, m).
 
-        Summed over axes that do not split what is read, or where the compiler cannot scatter it, it is no reduce-scatter
-        (`transfer_values`) but an all-reduce. What is summed in every trip is charged as well, if nothing that reads it is
-        split; it would be summed better once.
+        Where what is read is not split along one dim by all axes that the sum is over, or the compiler cannot scatter it
+        so, it is no reduce-scatter (`transfer_values`) but an all-reduce. What is summed in every trip is charged as well,
+        if nothing that reads it is split; it would be summed better once.
         """
         term, read, share = loop_sum
-        axes, bytes = self._partial(term)
-        target = self.strategies[read.target].locations(read.target_dims)
-        split = np.where(self._is_summed(term, read), 0, (target >= 0) @ (1 << np.arange(target.shape[1])))
-        whole, scattered = axes[:, None] & ~split, axes[:, None] & split
-        held = bytes[:, None] / self.mesh.mask_sizes()[scattered]
         shares = self.savings(term)[0][COUNTED.index("all-reduce")]
-        all_reduced, scattered = (self.mesh.values(kind, whole, held, shares) for kind in SUMMING)
-        return (self.weight * share * term.trips_after_loop) * np.maximum(all_reduced - scattered, 0.0)
+        all_reduced, scattered = (self.mesh.values(kind, *self._partial(term), shares) for kind in SUMMING)
+        more = (self.weight * share * term.trips_after_loop) * np.maximum(all_reduced - scattered, 0.0)
+        return np.where(self._is_scattered(term, read), 0.0, more[:, None])
 
-    def _is_summed(self, term: Transfer, read: Transfer) -> npt.NDArray[np.bool_]:
-        """Whether the compiler sums the whole of an accumulator that is read scattered, by strategies as above: (n, m)."""
+    def _is_scattered(self, term: Transfer, read: Transfer) -> npt.NDArray[np.bool_]:
+        """Whether an accumulator is scattered to a reader, by strategies as above: (n, m)."""
         aval, source = self.model.graph.tensors[read.tensor].aval, self.strategies[term.source]
-        target = self.strategies[read.target].locations(read.target_dims)
+        partial, target = source.splits(term.reduced), self.strategies[read.target].locations(read.target_dims)
+        # By pair and dim whether all axes of the sum split it.
+        onto = target[:, :, None] == np.arange(len(aval.shape))
+        along_one = (onto | ~partial[:, None, :, None]).all(axis=2).any(axis=2)
         within = self.model.dims_in_sum(term, aval.shape)
         if within is None:
-            return np.zeros((len(source), len(target)), np.bool_)
+            return along_one
         ways = ways_of(
             self.mesh,
             np.array([*within, -1], np.int8)[source.locations(term.source_dims)],
-            source.splits(term.reduced),
+            partial,
             target,
             shape=aval.shape,
             whole_bytes=aval.bytes,
             orders=self.model.orders_of_sum(term, aval.shape),
         )
-        return ways == SUMMED
+        return along_one & (ways != SUMMED)
 
     @property
     def loop_sums(self) -> Sequence[LoopSum]:

@@ -192,7 +192,7 @@ def test_a_plan_that_sums_behind_a_loop_is_differentiable() -> None:
         np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-4)
 
 
-def _of_microbatches(whole: bool) -> planner.Plan:
+def _of_microbatches(whole: bool, *sizes: int) -> planner.Plan:
     """The gradient of a weight in microbatches updates a part of it on each device, and may be read whole as well."""
 
     def step(w: Any, x: Any) -> Any:
@@ -203,15 +203,25 @@ def _of_microbatches(whole: bool) -> planner.Plan:
         return w - gradient, jnp.abs(jnp.fft.fft2(gradient)) if whole else jnp.zeros(())
 
     shapes = jax.ShapeDtypeStruct((1024, 1024), jnp.float32), jax.ShapeDtypeStruct((16, 4096, 1024), jnp.float32)
-    pins = {"w": P("x"), "x": P(None, "x"), "out/0": P("x"), "out/1": P()}
+    mesh = dict(zip("xy", sizes or (4,), strict=False))
+    pins = {"w": P(*mesh), "x": P(None, tuple(mesh)), "out/0": P(*mesh), "out/1": P()}
     options = planner.Options(check="never", microbatches=1)
-    return planner.plan(step, shapes, topology="v5e:2x2", mesh={"x": 4}, pins=pins, options=options)
+    return planner.plan(step, shapes, topology="v5e:2x2", mesh=mesh, pins=pins, options=options)
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_is_minimised_knows_which_sums_are_scattered(whole: bool) -> None:
     plan = _of_microbatches(whole)
     assert plan.certificate.value == pytest.approx(plan.predicted.seconds, rel=1e-3)
+
+
+@pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
+def test_no_sum_after_a_loop_is_promised_scattered_along_two_dims() -> None:
+    plan = _of_microbatches(False, 2, 2)
+    assert {"reduce-scatter", "all-to-all"} <= {c.kind for c in plan.predicted.collectives}
+    assert plan.certificate.value == pytest.approx(plan.predicted.seconds, rel=1e-3)
+    found = plan.verify().collectives
+    assert not found.differs, found
 
 
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
