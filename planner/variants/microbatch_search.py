@@ -182,7 +182,7 @@ class Counts:
         """The plans in the number of microbatches that gains most on those given, if any gains enough and is `below`.
 
         More than the first are tried as long as that gains or so many `misses` are not met, in large steps where more could
-        be saved in more, and last the neighbours of the best.
+        be saved in more, then fewer until one is worse than what was found or memory is short, and last the next number.
         """
         counts, more, found, missed, at, tried = self.possible, None, first, 0, first, set[int]()
         while at < len(counts):
@@ -196,10 +196,14 @@ class Counts:
             if self._search.late or missed == misses or (more is not None and other is None):
                 break
             at += STRIDE if more is None or more.slower > 0 else 1
-        for at in (found - 1, found + 1):
+        fewer = range(found - 1, -1, -1)
+        for at in (*fewer, found + 1):
             if at in range(len(counts)) and at not in tried and (more or misses > 1) and not self._search.late:
                 cutoff = self._cutoff(counts[at], more or best, below)
-                more = self._of_microbatches(counts[at], below=cutoff) or more
+                other = self._of_microbatches(counts[at], below=cutoff)
+                if at in fewer and (self._search.over or (more is not None and other is None)):
+                    tried.update(fewer)
+                more = other or more
         return more
 
     def _in_least_microbatches(self) -> VariantResult | None:
@@ -230,12 +234,12 @@ class Counts:
         """Whether plans in so many microbatches may be below a value.
 
         More parts than those of the best plan gain what the memory costs it, what saving more would spare, and what more
-        stays on the chips, at the most. What plans in another number take beyond its floor, as they read the weights for
-        every part, those in more parts take as well, and those in fewer in part.
+        stays on the chips, at the most. Of what plans in another number take beyond its floor a part grows with the number,
+        as they read the weights for every part; the rest those in more parts take as well.
         """
         floor = self._floors.of(count)
         beyond = [
-            (bound - self._floors.of(parts)) * (1.0 if count >= parts else PER_PART * count / parts)
+            (bound - self._floors.of(parts)) * (PER_PART * count / parts + (1 - PER_PART) * (count >= parts))
             for parts, bound in self._missed
         ]
         if floor + max([0.0, *beyond]) >= below:

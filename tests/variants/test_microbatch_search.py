@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -172,3 +173,21 @@ def test_nothing_is_made_of_numbers_of_microbatches_that_take_more_than_was_foun
     monkeypatch.setattr("planner.variants.host_memory._in_parts", lambda _, count, best: tried.append(count))
     assert with_host_memory(search, None, counts) is None
     assert not tried
+
+
+def test_where_many_parts_gain_nothing_fewer_are_tried_until_fewer_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every part reads the weights once more, so what gains less on the chips may be better.
+    tried: list[int] = []
+
+    def of(_: Counts, count: int, *, below: float) -> Any:
+        tried.append(count)
+        return SimpleNamespace(slower=0.0, parts=count) if count == 4 and below > 0 else None
+
+    monkeypatch.setattr(Counts, "_of_microbatches", of)
+    monkeypatch.setattr(Counts, "_cutoff", lambda *_: 1.0)
+    counts = Counts(SimpleNamespace(over=False, late=False), None)  # pyright: ignore[reportArgumentType]
+    vars(counts)["possible"] = [2, 4, 8, 16, 32, 64, 128]
+    best = SimpleNamespace(slower=0.0, parts=1)
+    found: Any = counts._best_count(3, best, misses=2)  # pyright: ignore[reportPrivateUsage, reportArgumentType]
+    assert found.parts == 4
+    assert tried == [16, 64, 8, 4, 2, 32]
