@@ -185,10 +185,13 @@ class Counts:
         be saved in more, then fewer until one is worse than what was found or memory is short, and last the next number.
         """
         counts, more, found, missed, at, tried = self.possible, None, first, 0, first, set[int]()
-        while at < len(counts):
-            cutoff = self._cutoff(counts[at], more or best, below)
-            other = self._of_microbatches(counts[at], below=cutoff)
+
+        def better(at: int) -> VariantResult | None:
             tried.add(at)
+            return self._of_microbatches(counts[at], below=self._cutoff(counts[at], more or best, below))
+
+        while at < len(counts):
+            other = better(at)
             if other is not None:
                 more, found = other, at
             elif not self._search.over:
@@ -196,14 +199,17 @@ class Counts:
             if self._search.late or missed == misses or (more is not None and other is None):
                 break
             at += STRIDE if more is None or more.slower > 0 else 1
-        fewer = range(found - 1, -1, -1)
-        for at in (*fewer, found + 1):
-            if at in range(len(counts)) and at not in tried and (more or misses > 1) and not self._search.late:
-                cutoff = self._cutoff(counts[at], more or best, below)
-                other = self._of_microbatches(counts[at], below=cutoff)
-                if at in fewer and (self._search.over or (more is not None and other is None)):
-                    tried.update(fewer)
-                more = other or more
+        if more is None and misses == 1:
+            return None
+        for at in range(found - 1, -1, -1):
+            if at in tried or self._search.late:
+                break
+            before, other = more, better(at)
+            more = other or before
+            if self._search.over or (before is not None and other is None):
+                break
+        if found + 1 < len(counts) and found + 1 not in tried and not self._search.late:
+            more = better(found + 1) or more
         return more
 
     def _in_least_microbatches(self) -> VariantResult | None:
