@@ -185,13 +185,9 @@ class Counts:
         be saved in more, then fewer until one is worse than what was found or memory is short, and last the next number.
         """
         counts, more, found, missed, at, tried = self.possible, None, first, 0, first, set[int]()
-
-        def better(at: int) -> VariantResult | None:
-            tried.add(at)
-            return self._of_microbatches(counts[at], below=self._cutoff(counts[at], more or best, below))
-
         while at < len(counts):
-            other = better(at)
+            tried.add(at)
+            other = self._of_microbatches(counts[at], below=self._cutoff(counts[at], more or best, below))
             if other is not None:
                 more, found = other, at
             elif not self._search.over:
@@ -204,12 +200,15 @@ class Counts:
         for at in range(found - 1, -1, -1):
             if at in tried or self._search.late:
                 break
-            before, other = more, better(at)
-            more = other or before
-            if self._search.over or (before is not None and other is None):
+            other = self._of_microbatches(counts[at], below=self._cutoff(counts[at], more or best, below))
+            ended = self._search.over or (more is not None and other is None)
+            more = other or more
+            if ended:
                 break
-        if found + 1 < len(counts) and found + 1 not in tried and not self._search.late:
-            more = better(found + 1) or more
+        following = found + 1
+        if following < len(counts) and following not in tried and not self._search.late:
+            cutoff = self._cutoff(counts[following], more or best, below)
+            more = self._of_microbatches(counts[following], below=cutoff) or more
         return more
 
     def _in_least_microbatches(self) -> VariantResult | None:
