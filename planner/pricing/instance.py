@@ -28,7 +28,6 @@ from planner.pricing.candidates.strategies import Kinds, Strategies
 from planner.pricing.host_feeding import Fed, Feeding
 from planner.pricing.mesh import Mesh
 from planner.pricing.op_cost import Work
-from planner.pricing.reshards.alternatives import SUMMED, ways_of
 from planner.pricing.reshards.reshard import Locations, Patterns, Step, local_bytes, patterns_of, sliced_bytes
 from planner.pricing.reshards.shares import (
     ALL,
@@ -182,9 +181,7 @@ class Instance:
         often = (transfer.trips, transfer.trips_after_loop, transfer.widened)
         key = (pairs, often, shares, hidden, transfer.scatters, transfer.id in self.model.sliced)
         if key not in self._cache:
-            if pairs not in self._met:
-                self._met[pairs] = self._reshards((s, p, t), aval, orders)
-            index, row_of, column_of = self._met[pairs]
+            index, row_of, column_of = self._reshards((s, p, t), aval, orders)
 
             def priced(counted: Shares, *, last: bool = False) -> Floats:
                 return self.patterns.price(self.mesh, seconds=False, shares=counted, last=last).of(index, aval.bytes)
@@ -240,25 +237,17 @@ class Instance:
         return np.where(self._is_scattered(term, read), 0.0, more[:, None])
 
     def _is_scattered(self, term: Transfer, read: Transfer) -> npt.NDArray[np.bool_]:
-        """Whether an accumulator is scattered to a reader, by strategies as above: (n, m)."""
+        """Whether an accumulator is scattered to a reader, by strategies as above: (n, m).
+
+        It lies as its terms do; where that is not known, it is taken for split by nothing.
+        """
         aval, source = self.model.graph.tensors[read.tensor].aval, self.strategies[term.source]
-        partial, target = source.splits(term.reduced), self.strategies[read.target].locations(read.target_dims)
-        # By pair and dim whether all axes of the sum split it.
-        onto = target[:, :, None] == np.arange(len(aval.shape))
-        along_one = (onto | ~partial[:, None, :, None]).all(axis=2).any(axis=2)
         within = self.model.dims_in_sum(term, aval.shape)
-        if within is None:
-            return along_one
-        ways = ways_of(
-            self.mesh,
-            np.array([*within, -1], np.int8)[source.locations(term.source_dims)],
-            partial,
-            target,
-            shape=aval.shape,
-            whole_bytes=aval.bytes,
-            orders=self.model.orders_of_sum(term, aval.shape),
-        )
-        return along_one & (ways != SUMMED)
+        held = source.locations(term.source_dims)
+        held = np.full_like(held, -1) if within is None else np.array([*within, -1], np.int8)[held]
+        ends = held, source.splits(term.reduced), self.strategies[read.target].locations(read.target_dims)
+        index, row_of, column_of = self._reshards(ends, aval, self.model.orders_of_sum(term, aval.shape))
+        return self.patterns.scatter(index)[row_of][:, column_of]
 
     @property
     def loop_sums(self) -> Sequence[LoopSum]:
@@ -282,6 +271,9 @@ class Instance:
     ) -> tuple[npt.NDArray[np.int64], Indices, Indices]:
         """The patterns between distinct specs of a source (with its partial sums) and a target, and which each has."""
         source, partial, target = ends
+        pairs = (source.tobytes(), partial.tobytes(), target.tobytes(), aval.shape, aval.bytes, orders)
+        if pairs in self._met:
+            return self._met[pairs]
         rows, row_of = distinct_lines(np.concatenate([source, partial.astype(np.int8)], axis=1))
         columns, column_of = distinct_lines(target)
         # Nodes with other strategies often have the same specs.
@@ -299,7 +291,8 @@ class Instance:
                 patterns=self.patterns,
                 orders=orders,
             )
-        return known[key], row_of, column_of
+        self._met[pairs] = known[key], row_of, column_of
+        return self._met[pairs]
 
     def stated_values(self) -> list[Floats]:
         """The `node_values` worked out from works, transfers and storage: of nodes that are alike one object."""

@@ -33,7 +33,7 @@ from pbqp.vectors import Floats
 from planner.pricing.candidates.specs import Layout
 from planner.pricing.mesh import COLLECTIVES, Mesh
 from planner.pricing.reshards.alternatives import APART, PLAIN, WAYS, Locations, ways_of
-from planner.pricing.reshards.shares import BY_SUM, GATHER, Shares
+from planner.pricing.reshards.shares import BY_SUM, GATHER, SCATTER, Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,14 +274,16 @@ class _Met:
 class Patterns:
     """The reshards met so far on meshes of one number of axes, of any sizes: their sequences, worked out once each.
 
-    `met[rank]` has the numbers of patterns; `steps` are those of all patterns as (pattern, kind, mask, held);
-    `prices` keeps what they cost on the meshes seen, `indices` the patterns between all specs of two nodes there.
+    `met[rank]` has the numbers of patterns; `steps` are those of all patterns as (pattern, kind, mask, held),
+    `scattering` the patterns that begin with a reduce-scatter; `prices` keeps what they cost on the meshes seen, `indices`
+    the patterns between all specs of two nodes there.
     """
 
     met: dict[int, _Met] = field(default_factory=dict[int, _Met])
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
     count: int = 0
     steps: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    scattering: list[int] = field(default_factory=list[int])
     prices: dict[tuple[Mesh, bool, Shares, bool], _Prices] = field(
         default_factory=dict[tuple[Mesh, bool, Shares, bool], _Prices]
     )
@@ -336,10 +338,17 @@ class Patterns:
     def _pattern(self, key: bytes, axes: int) -> int:
         """The number of a pattern, by the key that `_steps_of` has."""
         if key not in self.known:
-            self.steps += [(self.count, *step) for step in _steps_of(key, axes)]
+            steps = _steps_of(key, axes)
+            self.steps += [(self.count, *step) for step in steps]
+            if steps and steps[0][0] == SCATTER:
+                self.scattering.append(self.count)
             self.known[key] = self.count
             self.count += 1
         return self.known[key]
+
+    def scatter(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these patterns begin with a reduce-scatter."""
+        return np.isin(index, self.scattering)
 
     def price(self, mesh: Mesh, *, seconds: bool, shares: Shares, last: bool = False) -> _Prices:
         """The values of every pattern on a mesh, or of the `last` step of each alone."""

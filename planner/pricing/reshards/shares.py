@@ -14,7 +14,7 @@ COUNTED = (*COLLECTIVES, GATHER_BY_SUM)
 Shares = tuple[Share, ...]
 """The share of each of `COUNTED`."""
 ALL: Shares = ((1.0, 1.0, 1.0),) * len(COUNTED)
-GATHER, BY_SUM = COUNTED.index("all-gather"), COUNTED.index(GATHER_BY_SUM)
+GATHER, SCATTER, BY_SUM = (COUNTED.index(kind) for kind in ("all-gather", "reduce-scatter", GATHER_BY_SUM))
 SUMMING = ("all-reduce", "reduce-scatter")
 MOVING = ("all-gather", "all-to-all", "collective-permute")
 
