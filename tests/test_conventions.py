@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.tree_util import register_dataclass, register_pytree_node_class
 
 import planner
@@ -226,6 +227,19 @@ def test_arrays_without_elements_and_scalars() -> None:
         return empty, empty.sum(0) + scalar, jnp.concatenate([x, empty]), scalar * x, x[:0], empty @ x.T
 
     planned(fn, jnp.zeros((0, 8)), jnp.float32(3), X)
+
+
+def test_pieces_without_elements_leave_the_rest_split() -> None:
+    """The backward pass of an associative scan cuts off pieces of no steps, and its forward pass joins them."""
+
+    def fn(x: jax.Array) -> Any:
+        def loss(x: jax.Array) -> jax.Array:
+            return jnp.sin(lax.associative_scan(jnp.multiply, x, axis=1)).sum()
+
+        return jax.grad(loss)(x)
+
+    x = jax.random.uniform(jax.random.key(0), (16, 6, 8), minval=0.5, maxval=1.5)
+    assert planned(fn, x, pins={"x": jax.P(("x", "y"))}).predicted.collectives == ()
 
 
 def test_cotangents_of_integers() -> None:

@@ -22,7 +22,7 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 from planner.program.graph import Aval, Graph, Op
 from planner.program.spec_entries import parts_over
 from planner.rules.composite import CompositeStep, compose
-from planner.rules.factors import Factors, fits, replicated
+from planner.rules.factors import Factors, fits, replicated, with_whole
 from planner.rules.ops.named import Names, named_rule
 from planner.rules.primitives import rule_of, traits
 from planner.rules.rule import Combiner, Dim, Kind, Rule
@@ -87,7 +87,18 @@ BOUNDARY_RULES: Mapping[str, Callable[[Sequence[Aval], Sequence[Aval]], Rule]] =
 
 
 def op_rule(graph: Graph, op: Op) -> tuple[Rule | None, bool]:
-    """The rule of an op (None where nothing says how to split it), and whether it is Shardy's."""
+    """The rule of an op (None where nothing says how to split it), and whether it is Shardy's.
+
+    What the program returns without elements stays whole: JAX 0.10 cannot fetch it where a jit returned it split.
+    """
+    rule, theirs = _found(graph, op)
+    results = graph.avals(op.results)
+    whole = [not aval.size and tensor in graph.returned for aval, tensor in zip(results, op.results, strict=True)]
+    return (rule if rule is None else with_whole(rule, results, whole)), theirs
+
+
+def _found(graph: Graph, op: Op) -> tuple[Rule | None, bool]:
+    """The same by the op alone."""
     operands, results = graph.avals(op.operands), graph.avals(op.results)
     if op.kind in BOUNDARY_RULES:
         return BOUNDARY_RULES[op.kind](operands, results), False

@@ -14,13 +14,12 @@ RuleFunction = Callable[[Sequence[Aval], Sequence[Aval], Mapping[str, Any]], Rul
 
 @final
 class Factors:
-    """The factors of one rule while it is being built."""
+    """The factors of one rule while it is being built; those of a rule to begin with, if any are given."""
 
     __slots__ = ("_kinds", "_sizes")
 
-    def __init__(self) -> None:
-        self._sizes: list[int] = []
-        self._kinds: list[Kind] = []
+    def __init__(self, sizes: Sequence[int] = (), kinds: Sequence[Kind] = ()) -> None:
+        self._sizes, self._kinds = list(sizes), list(kinds)
 
     def dim(self, extent: int, kind: Kind = "pass") -> Dim:
         """A dim made of one new factor, or of none when its extent is 1. A dim of extent 0 must stay whole."""
@@ -73,6 +72,18 @@ def replicated(operands: Sequence[Aval], results: Sequence[Aval]) -> Rule:
         [factors.dims(aval.shape, "replicate") for aval in operands],
         [factors.dims(aval.shape, "replicate") for aval in results],
     )
+
+
+def with_whole(rule: Rule, results: Sequence[Aval], whole: Sequence[bool]) -> Rule:
+    """A rule where those `results` that must be `whole` have factors of their own, and all other arrays theirs."""
+    if not any(whole):
+        return rule
+    factors = Factors(rule.sizes, rule.kinds)
+    dims = [
+        factors.dims(aval.shape, "replicate") if alone else of
+        for aval, alone, of in zip(results, whole, rule.results, strict=True)
+    ]
+    return factors.rule(rule.operands, dims, rule.combiner)
 
 
 def fits(rule: Rule, operands: Sequence[Aval], results: Sequence[Aval]) -> bool:

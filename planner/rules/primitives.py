@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from planner.program.graph import Aval, Graph, Op
-from planner.rules.factors import fits, replicated
+from planner.rules.factors import fits
 from planner.rules.kernels.pallas_kernel import pallas_call
 from planner.rules.ops.attention import attention, attention_backward
 from planner.rules.ops.contract import dot_general, ragged_dot_general, scaled_dot
@@ -329,20 +329,15 @@ def rule_of(
     operands: Sequence[Aval],
     results: Sequence[Aval],
     params: Mapping[str, Any],
-    *,
-    splits_empty: bool = False,
 ) -> Rule | None:
     """The rule of one op, or None where there is none: an unknown primitive, or params of a form not known.
 
     Parameters: `kind`, the primitive's name; `operands` and `results`, the avals in order, literals as scalars;
-    `params`, those of the equation; `splits_empty`, whether arrays without elements are split as others are.
+    `params`, those of the equation.
     """
     function = traits(kind).rule
     if function is None or not results:
         return None
-    if not splits_empty and not all(aval.size for aval in results):
-        # Nothing is gained by splitting an array without elements, and JAX 0.10 cannot fetch one that a jit returned split.
-        return replicated(operands, results)
     try:
         rule = function(operands, results, params)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -351,10 +346,9 @@ def rule_of(
     return rule if fits(rule, operands, results) else None
 
 
-def rule_of_op(graph: Graph, op: Op, *, splits_empty: bool = False) -> Rule | None:
+def rule_of_op(graph: Graph, op: Op) -> Rule | None:
     """The rule of an op of a graph."""
-    avals = graph.avals(op.operands), graph.avals(op.results)
-    return rule_of(op.kind, *avals, op.params, splits_empty=splits_empty)
+    return rule_of(op.kind, graph.avals(op.operands), graph.avals(op.results), op.params)
 
 
 def slides(

@@ -32,10 +32,9 @@ class Flat:
     def rule(self, op: Op) -> Rule | None:
         """The rule of an op."""
         if op.id not in self.rules:
-            # Nothing splits those without elements over devices, but they are part of a batch as others are.
+            # Those without elements are part of a batch as others are, those that stay whole on devices too.
             empty = op.primitive is not None and not all(aval.size for aval in self.graph.avals(op.results))
-            rule = rule_of_op(self.graph, op, splits_empty=True) if empty else op_rule(self.graph, op)[0]
-            self.rules[op.id] = rule
+            self.rules[op.id] = rule_of_op(self.graph, op) if empty else op_rule(self.graph, op)[0]
         return self.rules[op.id]
 
     @cached_property

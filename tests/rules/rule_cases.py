@@ -334,6 +334,7 @@ CASES: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
     ("slice strided", lambda x: lax.slice(x, (0, 0), (4, 6), (1, 2)), "4,6", "a b -> a c | replicate b c"),
     ("sort", lambda x, y: lax.sort((x, y), dimension=1), "4,6 4,6", "a b, a b -> a b, a b | replicate b"),
     ("split", lambda x: lax.split(x, (2, 4), 1), "4,6", "a b -> a c, a d | replicate b c d"),
+    ("split off nothing", lambda x: lax.split(x, (6, 0), 1), "4,6", "a b -> a c, a d | replicate b c d"),
     ("sqrt", lax.sqrt, "4,6", "a b -> a b"),
     ("square", lax.square, "4,6", "a b -> a b"),
     ("squeeze", lambda x: lax.squeeze(x, (1,)), "4,1,6", "a 1 b -> a b"),

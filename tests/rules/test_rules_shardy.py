@@ -160,6 +160,7 @@ UNCOMPARED: Mapping[str, str] = {
     "sharding_constraint": NEEDS_MESH,
     "sinh": NO_RULE,
     "split": SEVERAL_OPS,
+    "split off nothing": SEVERAL_OPS,
     "square": NO_RULE,
     "stop_gradient": NOTHING,
     "svd": SEVERAL_OPS,

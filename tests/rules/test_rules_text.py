@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from planner.program.graph import Aval
+from planner.program.jaxpr.flatten import build_graph
+from planner.program.tracing.trace import trace
+from planner.rules.choose import op_rule
 from planner.rules.factors import fits
 from planner.rules.primitive import Primitive
-from planner.rules.primitives import PRIMITIVES, rule_of, traits
+from planner.rules.primitives import PRIMITIVES, rule_of, rule_of_op, traits
 from planner.rules.rule import factor_name, parse_rule
 from tests.rules import rule_cases
 
@@ -133,7 +138,8 @@ def test_factors_beyond_the_letters_have_names() -> None:
     assert parse_rule(text, sizes) == rule
 
 
-def test_results_without_elements_stay_whole() -> None:
-    assert str(rule_of("pad", [_aval(4, 6), _aval()], [_aval(4, 0)], {"padding_config": ((0, 0, 0), (0, -6, 0))})) == (
-        "a b, () -> c d | replicate a b c d"
-    )
+def test_what_is_returned_without_elements_stays_whole() -> None:
+    graph = build_graph(trace(lambda x: lax.split(x, (6, 0), 1), (jnp.zeros((4, 6)),)))
+    (op,) = graph.of_kinds(("split",))
+    assert str(op_rule(graph, op)[0]) == "a b -> a c, d e | replicate b c d e"
+    assert str(rule_of_op(graph, op)) == "a b -> a c, a d | replicate b c d"
