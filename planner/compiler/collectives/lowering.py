@@ -30,6 +30,19 @@ SMALL_BLOCK = 4
 Compiled by libtpu 0.0.42 for 2, 4, 2 x 2 and 8 devices of v5e:2x4, v5e:4x4, v6e:2x4 and v6e:4x4 (16 MiB of float32).
 """
 
+SCATTERED_TILES = 1882
+"""The tiles that a reduce-scatter has at hand, 7.4 MiB: one of each row of tiles in a chunk for every part, and four more.
+
+Compiled by libtpu 0.0.42 for prime numbers of tiles in a row: over 4, 8, 16, 32 and 64 devices of v5e, and 8 and 16 of v5p.
+Twice as many on v6e and TPU7x, over 8 and 16.
+"""
+
+MOST_CHUNKS = 22
+"""A reduce-scatter does rows of tiles in so many chunks of equal size at the most; those of 393 tiles have 3, 131 or 393.
+
+By the same compilations: 22 times 83 tiles are scattered, 23 times 83 are not.
+"""
+
 
 def all_reduced_bytes(
     kind: str, topology: Topology, *, group: int, devices: int, slice_scatters: bool = False
@@ -88,9 +101,11 @@ def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, it
                             than half a tile of 8 rows: they are filled up to whole ones
         before these        only where no dim before it has more than one element
 
-    Arrays of one dim, of less than a tile or of 8-bit elements are summed whole. TPU7x cuts everywhere but rows within
-    tiles. By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of 2, 4 and 8,
-    and for v5e:16x16 over 16 and 128.
+    Of a single matrix, and of parts of a last dim, rows of tiles must fall into few chunks of equal size that have room
+    (`_in_chunks`): the gradient of an embedding of 50,304 tokens is summed whole, one of 50,176 is scattered. Arrays of one
+    dim, of less than a tile or of 8-bit elements are summed whole. TPU7x cuts all else but rows within tiles. By libtpu
+    0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of 2, 4 and 8, and for v5e:16x16 over 16
+    and 128.
     """
     if len(shape) < 2 or itemsize < 2:
         return False
@@ -102,6 +117,9 @@ def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, it
         dim = {rows: lanes, lanes: rows}.get(dim, dim)
     part, several = extents[dim] // parts, math.prod(extents[:dim]) > 1
     packed = max(1, 4 // itemsize)
+    single = dim == rows and not several
+    if (single or dim == lanes) and not _in_chunks(chip_name, part if dim == lanes else extents[lanes], parts):
+        return False
     if chip_name.startswith("tpu7x"):
         return dim != rows or (part % (packed * TILE_ROWS) == 0 if several else 2 * part > TILE_ROWS)
     if extents[rows] < TILE_ROWS or extents[lanes] < TILE_LANES:
@@ -111,6 +129,13 @@ def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, it
     if dim == rows:
         return part % (packed * TILE_ROWS) == 0 if several else rows == 0 and 2 * part > TILE_ROWS
     return not several
+
+
+def _in_chunks(chip_name: str, lanes: int, parts: int) -> bool:
+    """Whether rows of so many lanes may be scattered in chunks, over so many parts."""
+    tiles = math.ceil(lanes / TILE_LANES)
+    room = (2 if chip_name.startswith(("v6e", "tpu7x")) else 1) * SCATTERED_TILES // (parts + 4)
+    return any(tiles % count == 0 and tiles // count <= room for count in range(1, MOST_CHUNKS + 1))
 
 
 def as_lowered(

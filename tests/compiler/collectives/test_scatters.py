@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -40,6 +41,11 @@ CASES: tuple[tuple[tuple[int, ...], int, int, bool, bool], ...] = (
     ((3, 3, 256, 1024), 3, 4, True, True),
     ((3, 3, 64, 256), 3, 4, False, True),
     ((1024, 100), 0, 2, True, True),
+    ((256, 223 * 128), 0, 2, True, True),
+    ((256, 479 * 128), 0, 2, False, False),
+    ((256, 22 * 83 * 128), 0, 2, True, True),
+    ((256, 23 * 83 * 128), 0, 2, False, False),
+    ((256, 8 * 479 * 128), 1, 2, False, False),
 )
 """What each of four devices holds, the dim that is cut, bytes of an element; whether v5e and tpu7x can."""
 SINCE = {(1, 2048, 512): "0.0.50"}
@@ -51,6 +57,21 @@ def test_the_law(case: Any) -> None:
     shape, dim, itemsize, v5e, tpu7x = case
     for chip, expected in (("v5e", v5e), ("v6e", v5e), ("tpu7x", tpu7x)):
         assert scatters(chip, shape, dim, parts=PARTS, itemsize=itemsize) is expected, chip
+
+
+@pytest.mark.parametrize(
+    ("chip", "tiles", "parts"), [("v5e", 235, 4), ("v5e", 94, 16), ("v6e", 188, 16), ("tpu7x", 188, 16)]
+)
+def test_rows_of_tiles_have_room(chip: str, tiles: int, parts: int) -> None:
+    """Of twice a prime number of tiles, up to which a row falls into two chunks."""
+    fits, prime = 2 * _prime(tiles, -1), 2 * _prime(tiles + 1, 1)
+    assert scatters(chip, (16 * parts, fits * 128), 0, parts=parts, itemsize=2)
+    assert not scatters(chip, (16 * parts, prime * 128), 0, parts=parts, itemsize=2)
+
+
+def _prime(number: int, step: int) -> int:
+    """The next prime number from one on, up or down."""
+    return next(n for n in itertools.count(number, step) if all(n % d for d in range(2, n)))
 
 
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")

@@ -50,3 +50,10 @@ def test_the_gradient_of_a_weight_may_have_the_layout_of_its_transpose() -> None
     args = (jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32))
     orders = _order(jax.grad(lambda w, x: jnp.sin(x @ w).sum()), args, "dot_general")
     assert ((0, 1), (1, 0)) in orders
+
+
+def test_only_a_transpose_that_swaps_both_sides_is_part_of_the_product() -> None:
+    """The gradient of three matrices is made as (matrix, column, row), and transposed: (0, 2, 1) is no order of it."""
+    args = jax.ShapeDtypeStruct((3, 64, 32), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32)
+    orders = _order(jax.grad(lambda w, x: jnp.sin(jnp.einsum("bd,cde->bce", x, w)).sum()), args, "dot_general")
+    assert orders == [((1, 0, 2),), ((0, 1, 2),)]
