@@ -76,25 +76,27 @@ class WorkingSets:
                 np.subtract.at(change, np.minimum(self._stops[small], len(change) - 1), self._sizes[small])
                 self._curves[power] = np.cumsum(change)
             start, stop = self._spans[region]
-            length = stop - start
-            around = (self._sizes <= 2.0**power) & (self._starts < start - length) & (self._stops > stop + length)
-            around &= ~np.isin(self._tensors, list(self._taken_by(region)))
+            taken, stacks = self._taken_by(region)
+            gives_way = (self._starts < start) & (self._stops > stop) & ~np.isin(self._tensors, list(taken))
+            gives_way |= np.isin(self._tensors, list(stacks))
             most = float(self._curves[power][start:stop].max(initial=0.0))
-            self._at_once[region, power] = most - float(self._sizes[around].sum())
+            self._at_once[region, power] = most - float(self._sizes[gives_way & (self._sizes <= 2.0**power)].sum())
         return max(size, self._at_once[region, power])
 
-    def _taken_by(self, region: int) -> set[int]:
-        """What a body reads of what is around it, under all of its names."""
+    def _taken_by(self, region: int) -> tuple[set[int], set[int]]:
+        """What a body reads of what is around it, under all of its names, and what it cuts slices from or stacks up."""
         graph, (start, stop) = self._graph, self._spans[region]
-        found = set[int]()
+        found, stacks = set[int](), set[int]()
         for op in graph.ops[start:stop]:
-            tensor = op.operands[0] if op.kind in ENTERING else None
+            if op.region == region and op.kind in ("loop_slice", "loop_stack"):
+                stacks.add(op.operands[0] if op.kind == "loop_slice" else op.results[0])
+            tensor = op.operands[0] if op.kind in ENTERING and op.kind != "loop_slice" else None
             while tensor is not None and tensor not in found:
                 found.add(tensor)
                 maker = graph.maker(tensor)
                 renames = maker is not None and (traits(maker.kind).renames or traits(maker.kind).reshapes)
                 tensor = maker.operands[0] if maker is not None and renames else None
-        return found
+        return found, stacks
 
 
 def _puts(op: Op, tensor: int) -> bool:

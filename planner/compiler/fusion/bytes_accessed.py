@@ -36,11 +36,12 @@ ON_CHIP: Mapping[Home, float] = {
 }
 """The largest share of the memory on the chip that an array takes there, as seen in schedules of v5e, v5p and v6e."""
 
-WORKING_SET = 0.6
+WORKING_SET = 0.7
 """The share of it that all arrays of a body take there at once (see `working_sets`).
 
 In schedules by libtpu 0.0.42 up to 0.74 of it are taken (see `prefetch.ROOM_ON_CHIP`), gaps between arrays not counted;
-in a loop of a model of the weather (v5e) arrays that take 0.6 at once stay there.
+in a loop of a model of the weather (v5e) arrays that take 0.6 at once stay there, in one of a state-space model such as
+take 0.68.
 """
 
 

@@ -103,3 +103,21 @@ def test_a_cache_stays_in_memory_when_it_is_updated_in_place() -> None:
     model = _model(fn, TABLE, ROWS, WHERE, donate=(0,))
     updated = model.graph.of_kinds(("dynamic_update_slice",))[0].results[0]
     assert model.compiled.working_sets.per_byte(updated) == float("inf")
+
+
+def test_what_a_loop_does_not_work_on_gives_way_to_what_it_works_on() -> None:
+    """Beside the loop stand an array that it does not read, and the stacks that it reads and writes."""
+
+    def trip(total: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        part = jnp.sin(total) @ row
+        return total + jnp.cos(part), jnp.exp(total)
+
+    def fn(x: jax.Array, aside: jax.Array, rows: jax.Array) -> Any:
+        kept = jnp.tanh(aside @ aside.T @ aside)
+        total, stack = jax.lax.scan(trip, x, jnp.tanh(rows))
+        return total, jnp.sin(stack).sum(0), kept @ kept.T
+
+    rows = jax.ShapeDtypeStruct((4, 1024, 1024), jnp.float32)
+    model = _model(fn, ROWS, ROWS, rows)
+    (part,) = (op.results[0] for op in model.graph.of_kinds(("dot_general",)) if op.region)
+    assert model.compiled.working_sets.per_byte(part) == 3.0
