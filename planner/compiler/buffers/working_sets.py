@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from pbqp.vectors import Floats
 from planner.compiler.buffers.buffer import Buffer
@@ -43,6 +44,7 @@ class WorkingSets:
         self._tensors = np.asarray([tensor for tensor, _, _ in held], np.intp)
         self._curves: dict[int, Floats] = {}
         self._at_once: dict[tuple[int, int], float] = {}
+        self._giving_way: dict[int, npt.NDArray[np.bool_]] = {}
 
     def per_byte(self, tensor: int) -> float:
         """The bytes that stand at once for each byte of a tensor in the body that it is of."""
@@ -69,34 +71,38 @@ class WorkingSets:
         """The most bytes that stand at once while a body runs, of arrays up to the next power of 2."""
         power = math.ceil(math.log2(size))
         if (region, power) not in self._at_once:
+            small = self._sizes <= 2.0**power
             if power not in self._curves:
-                small = self._sizes <= 2.0**power
                 change = np.zeros(len(self._graph.ops) + 2)
                 np.add.at(change, self._starts[small], self._sizes[small])
                 np.subtract.at(change, np.minimum(self._stops[small], len(change) - 1), self._sizes[small])
                 self._curves[power] = np.cumsum(change)
-            start, stop = self._spans[region]
-            taken, stacks = self._taken_by(region)
-            gives_way = (self._starts < start) & (self._stops > stop) & ~np.isin(self._tensors, list(taken))
-            gives_way |= np.isin(self._tensors, list(stacks))
-            most = float(self._curves[power][start:stop].max(initial=0.0))
-            self._at_once[region, power] = most - float(self._sizes[gives_way & (self._sizes <= 2.0**power)].sum())
+            most = float(self._curves[power][slice(*self._spans[region])].max(initial=0.0))
+            self._at_once[region, power] = most - float(self._sizes[small & self._gives_way(region)].sum())
         return max(size, self._at_once[region, power])
 
-    def _taken_by(self, region: int) -> tuple[set[int], set[int]]:
-        """What a body reads of what is around it, under all of its names, and what it cuts slices from or stacks up."""
+    def _gives_way(self, region: int) -> npt.NDArray[np.bool_]:
+        """What of all that is held gives way to what a body works on.
+
+        What stands around it and it does not read, under any of its names, and what it cuts slices from or stacks up.
+        """
+        if region in self._giving_way:
+            return self._giving_way[region]
         graph, (start, stop) = self._graph, self._spans[region]
-        found, stacks = set[int](), set[int]()
+        taken, stacks = set[int](), set[int]()
         for op in graph.ops[start:stop]:
             if op.region == region and op.kind in ("loop_slice", "loop_stack"):
                 stacks.add(op.operands[0] if op.kind == "loop_slice" else op.results[0])
             tensor = op.operands[0] if op.kind in ENTERING and op.kind != "loop_slice" else None
-            while tensor is not None and tensor not in found:
-                found.add(tensor)
+            while tensor is not None and tensor not in taken:
+                taken.add(tensor)
                 maker = graph.maker(tensor)
                 renames = maker is not None and (traits(maker.kind).renames or traits(maker.kind).reshapes)
                 tensor = maker.operands[0] if maker is not None and renames else None
-        return found, stacks
+        around = (self._starts < start) & (self._stops > stop)
+        found = (around & ~np.isin(self._tensors, list(taken))) | np.isin(self._tensors, list(stacks))
+        self._giving_way[region] = found
+        return found
 
 
 def _puts(op: Op, tensor: int) -> bool:
