@@ -57,7 +57,8 @@ from planner.rules.rule import Dims
 
 Home = Literal["chip", "product", "late product", "passes", "slice", "loop", "border", "border product", "memory"]
 """Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, which not every chip
-does of a matmul's `product` (a late one is read later, and stays with all that stands beside it), or while an op goes over
+does of a matmul's `product`, or of what an op alone in its kernel makes, which is one there (a late product is read later,
+and stays with all that stands beside it), or while an op goes over
 it several times, if there is room for what is in flight, or as a slice that is copied for it, if there is room for several;
 for as long as a loop runs, if it is small; where the program around a body has it that takes or returns it (its border);
 or in memory. All but what reaches main memory anyway may stay on the chip with
@@ -754,7 +755,18 @@ class _Homes:
         kernel, late = self.walk.kernels[made], bool(readers) and readers[-1] - made > SOON
         if kernel.anchor and self.is_matmul(graph.ops[kernel.op]):
             return "late product" if late else "product"
+        if not self.compiler.products_in_vmem and self.is_single(kernel):
+            return "product"
         return "memory" if late else "chip"
+
+    def is_single(self, kernel: _Kernel) -> bool:
+        """Whether a kernel is a single op, with nothing computed on the way to it or from it."""
+        op, written = self.graph.ops[kernel.op], set(kernel.writes)
+        if not written <= set(op.results) or (not kernel.anchor and len(written) > 1):
+            return False
+        arrays = [tensor for tensor in op.operands if self.graph.tensors[tensor].aval.shape]
+        scalars = len(arrays) < len(op.operands) and self.walk.fused[op.id]
+        return not scalars and all(self.walk.materialized[tensor] for tensor in arrays)
 
     def border(self, tensor: int) -> Home:
         made = self.walk.made_by.get(tensor)

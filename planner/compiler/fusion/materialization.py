@@ -48,9 +48,9 @@ def is_fused_op(graph: Graph, grouping: Grouping, op: Op, compiler: CompilerMode
 
 
 def _steps(op: Op) -> bool:
-    """Whether an op picks elements in steps of more than one, or puts others between them."""
+    """Whether an op picks elements in steps of more than one along the dims of a tile, or puts others between any."""
     if op.kind == "slice":
-        return any(stride > 1 for stride in op.params["strides"] or ())
+        return any(stride > 1 for stride in (op.params["strides"] or ())[-2:])
     return op.kind == "pad" and any(between > 0 for _, _, between in op.params["padding_config"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from planner.compiler.analysis import Model, model_of
+from planner.compiler.model import CompilerModel
 from planner.compiler.targets.table import CPU, TPU
 from planner.program.jaxpr.flatten import build_graph
 from planner.program.tracing.trace import trace
@@ -20,9 +22,9 @@ WHERE = jax.ShapeDtypeStruct((), jnp.int32)
 MANY = jax.ShapeDtypeStruct((64, 1), jnp.int32)
 
 
-def _model(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), known: bool = True) -> Model:
+def _model(fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = (), compiler: CompilerModel = TPU) -> Model:
     graph = build_graph(trace(fn, args, donate_argnums=donate), while_trips=1.0)
-    return model_of(graph, pinned_outputs=set(), kept=set(), compiler=TPU if known else CPU)
+    return model_of(graph, pinned_outputs=set(), kept=set(), compiler=compiler)
 
 
 def _moved(model: Model, kind: str) -> float:
@@ -60,7 +62,7 @@ def test_a_gather_moves_what_it_returns() -> None:
 
 
 def test_nothing_is_known_where_no_kernels_are() -> None:
-    model = _model(_updated, TABLE, ROWS, WHERE, known=False)
+    model = _model(_updated, TABLE, ROWS, WHERE, compiler=CPU)
     assert model.kernels is None
     assert not any(model.moved(group) for group in model.grouping.groups)
 
@@ -121,3 +123,30 @@ def test_what_a_loop_does_not_work_on_gives_way_to_what_it_works_on() -> None:
     model = _model(fn, ROWS, ROWS, rows)
     (part,) = (op.results[0] for op in model.graph.of_kinds(("dot_general",)) if op.region)
     assert model.compiled.working_sets.per_byte(part) == 3.0
+
+
+@pytest.mark.parametrize(("cores", "home"), [(1, "chip"), (2, "product")])
+def test_what_an_op_alone_in_its_kernel_makes_stands_in_memory_where_two_cores_share_it(cores: int, home: str) -> None:
+    """Elements are put apart by a kernel of its own, which no other op fuses with."""
+
+    def fn(x: jax.Array) -> jax.Array:
+        apart = jax.lax.pad(jnp.exp(x) * x, 0.0, ((0, 1, 1), (0, 0, 0)))
+        return jnp.sin(apart).sum(0)
+
+    model = _model(fn, ROWS, compiler=replace(TPU, products_in_vmem=cores == 1))
+    (put,) = model.graph.of_kinds(("pad",))
+    assert model.kernels is not None
+    (of_pad,) = (one for of in model.kernels.of_group.values() for one in of if one.op == put.id)
+    assert [access.home for of in of_pad.results for access in of] == [home]
+    assert [access.home for of in of_pad.operands for access in of] == ["chip"]
+
+
+def test_rows_are_picked_in_steps_by_what_reads_them() -> None:
+    """Whole tiles are skipped; in steps along the dims of a tile a kernel of its own picks."""
+
+    def fused(dim: int) -> bool:
+        x = jax.ShapeDtypeStruct((64, 64, 1024), jnp.float32)
+        model = _model(lambda x: jnp.sin(jax.lax.slice_in_dim(jnp.cos(x), 0, None, 2, axis=dim)).sum(0), x)
+        return all(model.compiled.fused[op.id] for op in model.graph.of_kinds(("slice",)))
+
+    assert [fused(dim) for dim in range(3)] == [True, False, False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from planner.verify.hlo.text import kind_of
@@ -32,6 +33,18 @@ def _prefetched(found: Compiled) -> bool:
     return False
 
 
+def _put_apart(x: Any) -> Any:
+    apart = lax.pad(jnp.exp(x) * x, jnp.zeros((), x.dtype), ((0, 1, 1), (0, 0, 0)))
+    return jnp.sin(apart) + 1
+
+
+def _alone_in_memory(found: Compiled) -> bool:
+    """Whether the padded array is in main memory, and what is computed before it on the chip."""
+    alone = [one for one in found.entry.instructions if one.opcode == "pad"]
+    before = [one for one in found.entry.instructions if one.opcode == "fusion" and VMEM in one.shape]
+    return bool(alone) and bool(before) and all(VMEM not in one.shape for one in alone)
+
+
 PROBES = (
     Probe(
         of="memory-space-assignment",
@@ -39,6 +52,13 @@ PROBES = (
         programs=(Program(fn=_matmuls, args=(Array(shape=(1024, 1024)),) * 3),),
         shows="the result of a matmul that the next one reads stays in VMEM",
         seen=lambda found: VMEM in matmuls(found)[0].shape and VMEM not in matmuls(found)[1].shape,
+    ),
+    Probe(
+        of="memory-space-assignment",
+        topology="v5p:2x2x1",
+        programs=(Program(fn=_put_apart, args=(Array(shape=(2048, 1024), spec=P("x")),), devices=4),),
+        shows="the result of an op alone in its kernel stays in main memory where two cores share it",
+        seen=_alone_in_memory,
     ),
     Probe(
         of="cross-program-prefetch",
