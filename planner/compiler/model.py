@@ -152,7 +152,8 @@ class CompilerModel:
     `release` is the one that the passes were read off. `models_kernels`: kernels and their traffic are known, so that time
     is priced kernel by kernel. `room` is the share of a device's memory up to which programs are scheduled as they are.
     `usable_vmem` is the share of the memory on the chip that arrays get; the rest is what kernels work in.
-    `products_in_vmem`: results of matmuls, and of ops alone in their kernels, may stay there. `reports_peak`: its report of peak memory can be relied on.
+    `products_in_vmem`: results of matmuls, and of ops alone in their kernels, may stay there. `reports_peak`: its report of
+    peak memory can be relied on.
     Sums are combined into one of up to `combined_bytes`.
     """
 

@@ -206,7 +206,7 @@ def _compiler(platform: Platform, name: str, cores: int, by_sparse_cores: bool, 
     )
     absent = [one for one, there in of_chips if not there]
     passes = tuple(one for one in own.passes if one not in absent and is_of(one, installed))
-    # Several cores share the result of a matmul, or of an op with which none is fused, which then does not stay on the chip.
+    # Several cores share the result of a matmul, or of an op with which none is fused: it does not stay on the chip.
     usable = USABLE_VMEM.get(name, own.usable_vmem)
     return replace(own, passes=passes, usable_vmem=usable, products_in_vmem=cores == 1)
 
