@@ -3,10 +3,10 @@
 A TPU's compiler gives the memory on the chip to what gains most by the byte, which are the small arrays of loops: where all
 arrays of a body up to some size fit there at once, they stay there for as long as they live, whoever reads them and when
 (memory space assignment of XLA's TPU compiler, read off schedules of libtpu 0.0.42). Slices of a stack stay if the stack
-does. Arguments and results of the program lie in main memory, arguments that are updated in place, such as a cache, after
-that too; what a loop takes in of them is brought to the chip once. Of arrays that are there before a body and after it,
-those count that it reads, or that are made or last read no farther from it than it is long: the gradients of all layers
-before are no part of what a loop in a layer works on.
+does, updated or not. Arguments and results of the program lie in main memory, arguments that are updated in place, such as
+a cache, after that too; what a loop takes in of them is brought to the chip once. Of arrays that are there before a body
+and after it, those count that it reads, or that are made or last read no farther from it than it is long: the gradients of
+all layers before are no part of what a loop in a layer works on.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class WorkingSets:
     def per_byte(self, tensor: int) -> float:
         """The bytes that stand at once for each byte of a tensor in the body that it is of."""
         graph = self._graph
-        op, size = graph.maker(tensor), graph.tensors[tensor].aval.bytes
-        argument = source_through(graph, tensor, updates_in_place) in graph.taken
-        if argument or tensor in graph.returned or op is None or not size:
+        updated, size = source_through(graph, tensor, updates_in_place), graph.tensors[tensor].aval.bytes
+        op = graph.maker(updated)
+        if updated in graph.taken or tensor in graph.returned or op is None or not size:
             return math.inf
         if op.kind == "loop_slice":
             return self.per_byte(op.operands[0]) * graph.tensors[op.operands[0]].aval.bytes / size

@@ -48,3 +48,21 @@ def test_what_is_written_into_an_array_has_the_working_set_of_the_whole(layers: 
     ]
     assert written
     assert all(access.at_once >= layers for access in written)
+
+
+def test_an_updated_slice_stays_where_its_stack_does() -> None:
+    """A cache that is made in the program: the layers update a row of their slice and read all of it."""
+
+    def layer(x: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cache = lax.dynamic_update_slice(cache, x[:1], (3, 0))
+        return jnp.tanh(x @ cache.T @ cache), cache
+
+    def step(x: jax.Array, caches: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, caches = lax.scan(layer, x, caches * 2)
+        return x, jnp.sin(caches).sum(0)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, WIDTH), (16, 1024, WIDTH))]
+    model = model_of(build_graph(trace(step, args), while_trips=1.0), pinned_outputs=set(), kept=set(), compiler=TPU)
+    (update,) = model.graph.of_kinds(("dynamic_update_slice",))
+    sets, whole = model.compiled.working_sets, update.operands[0]
+    assert sets.per_byte(update.results[0]) == sets.per_byte(whole) >= 16
