@@ -152,3 +152,11 @@ def test_a_part_holds_what_its_neighbour_needs() -> None:
     assert str(rule) == "(a b) c d -> (a b) c d | replicate b | permute a"
     assert rule is not None
     assert rule.sizes == (2, 8, 8, 24)
+
+
+def test_an_array_without_elements_is_rolled() -> None:
+    def fn(none: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.roll(none, 1, 0), jnp.roll(none, 1, 1).sum() + jnp.roll(x, 1, 0).sum()
+
+    none = np.zeros((0, 8), np.float32)
+    assert_same_as_single_device(fn, (none, X))

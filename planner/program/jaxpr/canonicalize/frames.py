@@ -138,6 +138,8 @@ class Frames:
     def _rolled(self, frame: Frame, shifts: Sequence[int], eqn: Any) -> Frame | None:
         moves: list[tuple[int, int]] = []
         for dim, (shift, n) in enumerate(zip(shifts, frame.shape, strict=True)):
+            if not n:
+                return frame
             near = (shift + n // 2) % n - n // 2
             if abs(near) > n // SLACK:
                 return None
