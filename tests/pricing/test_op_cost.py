@@ -90,7 +90,10 @@ def test_what_stays_on_the_chip_costs_no_traffic() -> None:
 
 
 def test_a_product_of_two_cores_stays_on_neither() -> None:
-    """Cores that share a matmul read each other's parts of the result from memory; what passes make stays."""
+    """Cores that share a matmul or a sort read each other's parts of the result from memory; what fused passes make stays.
+
+    By libtpu 0.0.42 the products that are sorted here stand in VMEM, and the sorted ones in main memory.
+    """
 
     def moved(fn: Callable[..., Any], topology: str) -> float:
         return _predicted(fn, *_square(2048, 2048, 2048), topology=topology).traffic_bytes / (2 * 2048**2)
@@ -102,7 +105,7 @@ def test_a_product_of_two_cores_stays_on_neither() -> None:
         return jnp.sort(jnp.tanh(x) * jnp.sum(x, axis=0, keepdims=True), axis=0) + y
 
     assert moved(chain, "v5p:2x2x1") == pytest.approx(moved(chain, "v5e:2x2") + 2)
-    assert moved(passes, "v5p:2x2x1") == pytest.approx(moved(passes, "v5e:2x2"))
+    assert moved(passes, "v5p:2x2x1") == pytest.approx(moved(passes, "v5e:2x2") + 2)
 
 
 def test_what_fills_its_tiles_badly_stays_on_the_chip_by_its_elements() -> None:

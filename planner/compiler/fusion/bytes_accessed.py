@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from planner.compiler.fusion.kernels import SLICES_ON_CHIP, Access, Home, Kernel, Kernels
@@ -115,8 +116,11 @@ def _of_kernel(program: CompiledProgram, kernel: Kernel) -> Iterator[Movement]:
     for position, accesses in enumerate(kernel.operands):
         times = passes * (times_moved(program.graph, op, position) if expanded else 1.0)
         yield from (_moved(op, access, times) for access in accesses if position or not parts)
-    for accesses in kernel.results if row.updates is None else ():
-        yield from (_moved(op, access, passes) for access in accesses)
+    for access in chain.from_iterable(kernel.results if row.updates is None else ()):
+        yield _moved(op, access, passes)
+        if passes != 1.0 and access.home == "product":
+            # However little goes over memory several times, two cores share what is made of it.
+            yield _moved(op, access)
     yield from (_moved(op, access) for access in kernel.others)
 
 
