@@ -114,9 +114,8 @@ def scatters(chip_name: str, shape: tuple[int, ...], dim: int, *, parts: int, it
     last dim into chunks of whole rows that are neither too large nor too small (`_rows_in_chunks`): the gradient of an
     embedding of 50,304 tokens is summed whole, one of 50,176 is scattered, and of 50,277 tokens one is summed whole that
     is cut along its width. Arrays of one dim, of less than a tile or of 8-bit elements are summed whole. TPU7x cuts all
-    else but rows within tiles. By libtpu
-    0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of 2, 4 and 8, and for v5e:16x16 over 16
-    and 128.
+    else but rows within tiles. By libtpu 0.0.42 for v4, v5e, v5p, v6e and tpu7x slices of 8 and 16 devices, over groups of
+    2, 4 and 8, and for v5e:16x16 over 16 and 128.
     """
     if len(shape) < 2 or itemsize < 2:
         return False
@@ -156,7 +155,7 @@ def _rows_in_chunks(chip_name: str, rows: int, wide: int, parts: int, packed: in
     room = 2 * _room(chip_name, parts)
     least, most = (1, room) if _is_roomy(chip_name) else (room // LEAST_OF_ROOM / packed, MOST_OF_ROOM * room)
     return rows * wide <= most or any(
-        rows % chunk == 0 and least <= chunk * wide <= most for chunk in range(1, int(most) // wide + 1)
+        rows % chunk == 0 and least <= chunk * wide for chunk in range(1, int(most) // wide + 1)
     )
 
 

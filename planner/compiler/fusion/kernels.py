@@ -58,11 +58,10 @@ from planner.rules.rule import Dims
 Home = Literal["chip", "product", "late product", "passes", "slice", "loop", "border", "border product", "memory"]
 """Where a tensor may stand: on the chip, if there is room, where it is read soon after it was made, which not every chip
 does of a matmul's `product`, or of what an op alone in its kernel makes, which is one there (a late product is read later,
-and stays with all that stands beside it), or while an op goes over
-it several times, if there is room for what is in flight, or as a slice that is copied for it, if there is room for several;
-for as long as a loop runs, if it is small; where the program around a body has it that takes or returns it (its border);
-or in memory. All but what reaches main memory anyway may stay on the chip with
-all that stands beside it (see `working_sets`)."""
+and stays with all that stands beside it), or while an op goes over it several times, if there is room for what is in
+flight, or as a slice that is copied for it, if there is room for several; for as long as a loop runs, if it is small; where
+the program around a body has it that takes or returns it (its border); or in memory. All but what reaches main memory
+anyway may stay on the chip with all that stands beside it (see `working_sets`)."""
 
 LEAST_BYTES = 4096
 """What is smaller is not counted."""
@@ -761,9 +760,9 @@ class _Homes:
 
     def is_single(self, kernel: _Kernel) -> bool:
         """Whether a kernel is a single op, with nothing computed on the way to it or from it."""
-        op, written = self.graph.ops[kernel.op], set(kernel.writes)
-        if not written <= set(op.results) or (not kernel.anchor and len(written) > 1):
+        if len(kernel.writes) != (0 if kernel.anchor else 1):
             return False
+        op = self.graph.ops[kernel.op]
         arrays = [tensor for tensor in op.operands if self.graph.tensors[tensor].aval.shape]
         scalars = len(arrays) < len(op.operands) and self.walk.fused[op.id]
         return not scalars and all(self.walk.materialized[tensor] for tensor in arrays)

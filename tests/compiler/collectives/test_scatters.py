@@ -75,6 +75,10 @@ def test_rows_of_tiles_have_room(chip: str, parts: int, roomy: int, short: int) 
     assert not scatters(chip, (16 * parts, 2 * short * 128), 0, parts=parts, itemsize=2)
 
 
+def test_fewer_elements_than_parts_are_summed_whole() -> None:
+    assert not scatters("v5e", (64, 64, 8), 2, parts=16, itemsize=4)
+
+
 @pytest.mark.skipif(bool(unavailable_reason("tpu")), reason=unavailable_reason("tpu") or "libtpu is there")
 def test_libtpu_scatters_by_the_law() -> None:
     """All cases as one program, over half of the devices: no group of all, which has a law of its own."""

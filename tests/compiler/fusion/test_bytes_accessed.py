@@ -126,7 +126,7 @@ def test_what_a_loop_does_not_work_on_gives_way_to_what_it_works_on() -> None:
 
 
 @pytest.mark.parametrize(("cores", "home"), [(1, "chip"), (2, "product")])
-def test_what_an_op_alone_in_its_kernel_makes_stands_in_memory_where_two_cores_share_it(cores: int, home: str) -> None:
+def test_the_result_of_an_op_alone_in_its_kernel_goes_to_memory_where_two_cores_share_it(cores: int, home: str) -> None:
     """Elements are put apart by a kernel of its own, which no other op fuses with."""
 
     def fn(x: jax.Array) -> jax.Array:
